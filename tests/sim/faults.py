@@ -300,7 +300,7 @@ FAULTS: Faults = {
     ],
     "a target counts as refusing every message after one refusal": [
         Change(
-            "target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()",
+            "self.messages >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms()",
             "True",
         )
     ],

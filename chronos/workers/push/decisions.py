@@ -285,7 +285,7 @@ def _decide_refused(
     attempts_max = terms.retries.attempts_max
     if entry.options is not None and entry.options.attempts_max:
         attempts_max = min(attempts_max, entry.options.attempts_max)
-    if set_aside is not None and set_aside.final:
+    if set_aside is not None and set_aside.is_proven:
         since = format_time(set_aside.since_ms)
         detail = (
             f"refused by the broker, like every message for {target.topic} since {since}: {why}"

@@ -17,6 +17,7 @@ shared with other messages once the target has refused PROVEN_AT messages in a r
 as long as the retries of one message take."""
 
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from itertools import takewhile
 
 import structlog
@@ -236,16 +237,35 @@ class Retries(Struct, frozen=True, kw_only=True):
         return max(1, self.base_ms >> max(0, 4 - refused))
 
 
+class Stage(Enum):
+    """What the next attempt of a target that is set aside is made of, and why.
+
+    success:  any -> DOUBLING                    refusal:  any but SHARED -> ALONE, or SHARED if it is proven
+                                                           SHARED -> CHECKED
+    """  # noqa: E501
+
+    ALONE = auto()
+    """One message."""
+    DOUBLING = auto()
+    """Up to twice as many messages as in the last attempt that succeeded."""
+    SHARED = auto()
+    """All due messages: the target is proven to refuse each one. It refused PROVEN_AT messages in a
+    row, each alone, for as long as the retries of one message take."""
+    CHECKED = auto()
+    """One message after a shared attempt, because the target may take messages again."""
+
+
 class SetAside(Struct, kw_only=True):
     """A target that is set aside."""
 
+    stage: Stage = Stage.ALONE
     next_ms: int
     """Time of the next attempt (epoch ms)."""
     pause_ms: int = 0
     """The pause that ends at `next_ms`: a longer one was computed with another clock, and does not
     count."""
     messages_max: int = 1
-    """Most messages of the next attempt."""
+    """Most messages of the next attempt, unless that is shared."""
     turn_ms: int
     """Since when it is attempted without a pause (epoch ms)."""
     refused: int = 0
@@ -254,15 +274,37 @@ class SetAside(Struct, kw_only=True):
     """Messages refused in a row, without repeated attempts."""
     since_ms: int = 0
     """Time of the first of them (epoch ms)."""
-    refuses_all: bool = False
-    """The next attempt is shared by all due messages of the target: it refused PROVEN_AT messages,
-    each alone, for as long as the retries of one message take, and one more after that."""
-    final: bool = False
-    """The last attempt was the only one of its messages: they are dead-lettered."""
     why: str = ""
     """The error of the last attempt refused."""
     attempts: dict[int, Attempt] = field(default_factory=dict)
     """Source offset -> the attempt that was refused, of messages that are not decided yet."""
+
+    @property
+    def is_proven(self) -> bool:
+        """It is proven to refuse every message: those of the last attempt are dead-lettered."""
+        return self.stage in (Stage.SHARED, Stage.CHECKED)
+
+    def refuse(self, now_ms: int, retries: Retries, *, is_first: bool) -> None:
+        """Go on after an attempt was refused. `is_first`: it was the first one of its message."""
+        self.refused += 1
+        self.messages += is_first or self.is_proven
+        self.since_ms = now_ms if self.refused == 1 else min(self.since_ms, now_ms)
+        self.messages_max = 1
+        if self.stage is Stage.SHARED:
+            self.stage, self.messages = Stage.CHECKED, PROVEN_AT - 1
+        elif self.messages >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms():
+            self.stage = Stage.SHARED
+        else:
+            self.stage = Stage.ALONE
+        shared = self.stage is Stage.SHARED
+        self.pause(now_ms, 1 if shared else retries.target_pause_ms(self.refused))
+
+    def take(self, now_ms: int) -> None:
+        """Go on after an attempt succeeded."""
+        self.stage = Stage.DOUBLING
+        self.refused = self.messages = 0
+        self.messages_max *= 2
+        self.end_turn(now_ms)
 
     def has_refused(self, due_ms: int, offset: int, entry: Entry) -> bool:
         """Return whether it has refused this attempt of a message, which is not decided yet."""
@@ -318,7 +360,7 @@ class Refusals:
             return sum(1 for _ in takewhile(lambda topic: topic is None, attempts))
         first = selection.entries[0].target
         run = sum(1 for _ in takewhile(lambda topic: topic == first, attempts))
-        return run if target.refuses_all else min(run, target.messages_max)
+        return run if target.stage is Stage.SHARED else min(run, target.messages_max)
 
     def _is_attempt(self, item: Item, entry: Entry, now_ms: int) -> bool:
         target = self.set_aside.get(entry.target)
@@ -351,21 +393,9 @@ class Refusals:
             )
             log.warning("target set aside", topic=topic, refused=REFUSED_MAX)
             return
-        target.refused += 1
         target.why = why
-        target.messages += selection.entries[0].attempt == 1 or target.final
-        target.since_ms = now_ms if target.refused == 1 else min(target.since_ms, now_ms)
-        shared = target.refuses_all
-        target.final = shared or (
-            target.messages >= PROVEN_AT and now_ms - target.since_ms >= retries.total_ms()
-        )
-        # One message alone is attempted before each shared attempt: the target may take messages
-        # again.
-        target.refuses_all = target.final and not shared
-        target.messages = PROVEN_AT - 1 if shared else target.messages
-        target.messages_max = 1
         target.attempts |= attempts
-        target.pause(now_ms, 1 if target.refuses_all else retries.target_pause_ms(target.refused))
+        target.refuse(now_ms, retries, is_first=selection.entries[0].attempt == 1)
 
     def committed(
         self, selection: Selection, now_ms: int, messages_max: int, *, delivered: bool
@@ -384,9 +414,7 @@ class Refusals:
             # messages take their turn.
             target.end_turn(now_ms)
             return
-        target.refused, target.messages, target.refuses_all, target.final = 0, 0, False, False
-        target.messages_max *= 2
-        target.end_turn(now_ms)
+        target.take(now_ms)
         if target.messages_max > messages_max:
             topic = selection.entries[0].target
             del self.set_aside[topic]
