@@ -1,12 +1,13 @@
-"""Scans of a RocksDB, and its snapshots. For `rocksdb` only, which holds the lock and translates
-the errors.
+"""Scans of a RocksDB, and its snapshots. For `rocksdb` only, whose lock is held during each of them
+and whose translation of errors applies.
 
 A deleted row stays in memtables and tables until a compaction drops it, and an iterator passes over
-it at 0.1 to 0.3 µs each while it holds the GIL. So a scan passes over SKIPPED_MAX deleted rows at
-most and then ends as a part (`set_max_skippable_internal_keys`). The iterator that gives up does
-not tell where it is; `_stretches` finds how far a scan can go. Two scans have no such bound: one
-over thousands of deleted keys that begin alike, and one of a snapshot, which has a single iterator.
-"""
+it at 0.1 to 0.3 µs each while it holds the GIL. So a scan passes over about SKIPPED_MAX deleted
+rows and then ends as a part (`set_max_skippable_internal_keys`). The iterator that gives up does
+not tell where it is; `_stretches` finds how far a scan can go. Each stretch has a bound of its own,
+so a scan passes over more rows where they become rarer from one stretch to the next. Two scans have
+no bound: one over thousands of deleted keys that begin alike, and one of a snapshot, which has a
+single iterator."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,16 +1,16 @@
-"""The start of a store that is empty or older than the logs, or that an operator wants to replace
-(`--from-checkpoint`).
+"""The start of a store that is empty, that the logs do not reach back to, or that an operator wants
+to replace (`--from-checkpoint`).
 
 The sources, in order:
 
 1. the newest intact checkpoint at `checkpoints.location`
 2. a checkpoint of another node, fetched over HTTP and checked by its digest; not if a replay of
-   the logs is short
-3. the logs, if they are complete
+   the logs is short, unless the operator asked for a checkpoint
+3. the logs, if they are complete; if the operator asked for a checkpoint, only if there is none
 
-A checkpoint that cannot be fetched or used does no harm: the next source is tried. If the logs are
-not complete either, the shard waits for a checkpoint, or its replica raises LogMismatch; it never
-starts without its records (law 1)."""
+A checkpoint that cannot be fetched or used does no harm: the next source is tried. Without a source
+the shard waits for a checkpoint, or its replica raises StoreCorrupt because all checkpoints are
+damaged, or LogMismatch because there is none; it never starts without its records (law 1)."""
 
 import shutil
 import ssl

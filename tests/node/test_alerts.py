@@ -20,7 +20,7 @@ from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
 from chronos.node.shards import ShardDriver
-from chronos.workers.replica import master
+from chronos.workers.replica import tenure
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
 from tests.harness.clock import ShiftedClock
@@ -195,7 +195,7 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
     does not end here, so that the shard has a master."""
     monkeypatch.setattr(stall, "STALLED_MS", 1_000)
     for name in ("TENURE_MS", "SURE_MS"):
-        monkeypatch.setattr(master, name, 2 * HOUR_MS)
+        monkeypatch.setattr(tenure, name, 2 * HOUR_MS)
     with set_right_by_an_hour(tmp_path) as (service, shard):
         wait_until(lambda: shard.paused is not None and shard.stalled_ms > 0)
         prometheus = of_inside(service)

@@ -12,10 +12,10 @@ from chronos.workers.push.targets import (
     PROVEN_AT,
     REFUSED_MAX,
     TURN_MS,
+    AttemptStage,
     Refusals,
     Retries,
     SetAside,
-    Stage,
 )
 
 NOW_MS = 1_800_000_000_000
@@ -139,18 +139,18 @@ def test_messages_share_an_attempt_only_after_many_different_ones_were_refused_f
     for at in range(3 * PROVEN_AT):
         refusals.refuse(selected("bad", first=50 + at, attempt=2), now_ms, RETRIES)
         now_ms += RETRIES.base_ms
-    assert target(refusals).stage is not Stage.SHARED
+    assert target(refusals).stage is not AttemptStage.SHARED
     for at in range(PROVEN_AT):
-        assert target(refusals).stage is not Stage.SHARED
+        assert target(refusals).stage is not AttemptStage.SHARED
         refusals.refuse(selected("bad", first=200 + at), now_ms, RETRIES)
-    assert target(refusals).stage is Stage.SHARED
+    assert target(refusals).stage is AttemptStage.SHARED
     run = selected(*["bad"] * 50, "good", first=300)
     assert refusals.within_step(run, target(refusals).next_ms) == 50
 
     refusals.committed(run, target(refusals).next_ms, MESSAGES, delivered=True)
-    assert target(refusals).stage is not Stage.SHARED
+    assert target(refusals).stage is not AttemptStage.SHARED
     for at in range(PROVEN_AT):
         refusals.refuse(selected("bad", first=400 + at), now_ms, RETRIES)
-    assert target(refusals).stage is not Stage.SHARED, (
+    assert target(refusals).stage is not AttemptStage.SHARED, (
         "not for as long as the retries of one message take"
     )

@@ -1,9 +1,11 @@
 """The writing of messages and actions from HTTP: JSON becomes records of the delay topic, and the
 records of many requests are written together.
 
-All errors of a request are reported at once and by field, before anything is written. The requests
-that arrive during a write go together into the next one: a disk or a broker acknowledges few large
-writes faster than many small ones. The order of the requests is kept."""
+Errors are reported by field, before anything is written, and those of all messages of a request at
+once: of each message all errors of its form (fields that are missing, unknown or of a wrong type),
+or else the first error in its values. The requests that arrive during a write go together into the
+next one: a disk or a broker acknowledges few large writes faster than many small ones. The order of
+the requests is kept."""
 
 import asyncio
 import itertools

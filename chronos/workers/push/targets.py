@@ -237,7 +237,7 @@ class Retries(Struct, frozen=True, kw_only=True):
         return max(1, self.base_ms >> max(0, 4 - refused))
 
 
-class Stage(Enum):
+class AttemptStage(Enum):
     """What the next attempt of a target that is set aside is made of, and why.
 
     success:  any -> DOUBLING                    refusal:  any but SHARED -> ALONE, or SHARED if it is proven
@@ -258,7 +258,7 @@ class Stage(Enum):
 class SetAside(Struct, kw_only=True):
     """A target that is set aside."""
 
-    stage: Stage = Stage.ALONE
+    stage: AttemptStage = AttemptStage.ALONE
     next_ms: int
     """Time of the next attempt (epoch ms)."""
     pause_ms: int = 0
@@ -282,7 +282,7 @@ class SetAside(Struct, kw_only=True):
     @property
     def is_proven(self) -> bool:
         """It is proven to refuse every message: those of the last attempt are dead-lettered."""
-        return self.stage in (Stage.SHARED, Stage.CHECKED)
+        return self.stage in (AttemptStage.SHARED, AttemptStage.CHECKED)
 
     def refuse(self, now_ms: int, retries: Retries, *, is_first: bool) -> None:
         """Go on after an attempt was refused. `is_first`: it was the first one of its message."""
@@ -290,18 +290,18 @@ class SetAside(Struct, kw_only=True):
         self.messages += is_first or self.is_proven
         self.since_ms = now_ms if self.refused == 1 else min(self.since_ms, now_ms)
         self.messages_max = 1
-        if self.stage is Stage.SHARED:
-            self.stage, self.messages = Stage.CHECKED, PROVEN_AT - 1
+        if self.stage is AttemptStage.SHARED:
+            self.stage, self.messages = AttemptStage.CHECKED, PROVEN_AT - 1
         elif self.messages >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms():
-            self.stage = Stage.SHARED
+            self.stage = AttemptStage.SHARED
         else:
-            self.stage = Stage.ALONE
-        shared = self.stage is Stage.SHARED
+            self.stage = AttemptStage.ALONE
+        shared = self.stage is AttemptStage.SHARED
         self.pause(now_ms, 1 if shared else retries.target_pause_ms(self.refused))
 
     def take(self, now_ms: int) -> None:
         """Go on after an attempt succeeded."""
-        self.stage = Stage.DOUBLING
+        self.stage = AttemptStage.DOUBLING
         self.refused = self.messages = 0
         self.messages_max *= 2
         self.end_turn(now_ms)
@@ -360,7 +360,7 @@ class Refusals:
             return sum(1 for _ in takewhile(lambda topic: topic is None, attempts))
         first = selection.entries[0].target
         run = sum(1 for _ in takewhile(lambda topic: topic == first, attempts))
-        return run if target.stage is Stage.SHARED else min(run, target.messages_max)
+        return run if target.stage is AttemptStage.SHARED else min(run, target.messages_max)
 
     def _is_attempt(self, item: Item, entry: Entry, now_ms: int) -> bool:
         target = self.set_aside.get(entry.target)

@@ -1,6 +1,6 @@
 """The replica: one node's copy of a shard. It follows the shard's master, or is the master.
 
 In: the two partitions of the shard, its store, and its role (`leadership`). Out: transactions of a
-master (`master`, with `scope`, `pull`, `held`, `horizon` and `poison`) and their reports
+master (`master`, with `scope`, `tenure`, `pull`, `held`, `horizon` and `poison`) and their reports
 (`report`), an up-to-date store on every replica (`follow`, `recovery`), its deletions (`retention`)
 and checkpoints (`checkpoint`). Enter `replica.Replica.step`; what it does is a `state`."""

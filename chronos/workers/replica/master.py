@@ -62,6 +62,7 @@ from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.scope import Pull, Pulled, Scope, Times, scope_of
+from chronos.workers.replica.tenure import Tenure
 
 log = structlog.get_logger("chronos.master")
 
@@ -73,16 +74,6 @@ HEARTBEAT_ALONE_MS = 70_000
 """Longest time between two progress records: another standalone node takes over after 90 s without
 one. So a step that cannot be committed, because the delay partition cannot be read, is preceded by
 a progress record alone."""
-
-TENURE_MS = 80_000
-"""A leadership ends after this time without a commit: after 90 s of silence another standalone node
-takes over, and a commit comes at the latest after HEARTBEAT_ALONE_MS."""
-
-SURE_MS = 30_000
-"""Time in which the brokers forget no transactional id: they keep it for minutes at least
-(`transactional.id.expiration.ms`, 7 days by default). After an abort a master goes on only if its
-last commit is younger, because the client does not tell whether it had to take a new producer id.
-A clock that is wrong or was set by more cannot show how old the last commit is."""
 
 LINGERING_MAX = 50
 """A step with at least so many records pulled and messages delivered is followed by the next one at
@@ -173,24 +164,14 @@ class Master:
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
-        self._committed_ms = 0
-        """When the last step was committed, by this machine's clock (epoch ms); 0: none was."""
-        self._committed_stepped_ms = 0
-        """`Clock.stepped_ms` then."""
-        self._appended_ms: int | None = None
-        """The broker's timestamp of its progress record (epoch ms)."""
+        self.tenure = Tenure(clock)
         self._caught_up = False
         """The last step left nothing behind, and was small."""
-        self._is_lingering = False
-        """This step did nothing, so that the next one has more."""
-        self._clock_agrees = False
         self._reached_ms = 0
         self._wrote_on = False
         """The last step wrote held records on: the next one does not."""
-        self._is_stopped = False
-        """The last step pulled nothing, and no record ends that (`Scope.is_stopped`)."""
-        self._stepped_ms = clock.stepped_ms()
-        """`Clock.stepped_ms` when the clock was last trusted."""
+        self._is_timed = False
+        """Only time ends the wait after the last step: it rested, or its scope was stopped."""
         self.due_ms: int | None = None
         """Due time (epoch ms) of the next message, or a time before it, when it was last looked
         for; None if none is pending."""
@@ -206,14 +187,14 @@ class Master:
 
     def step(self, now_ms: int) -> int:
         """Do one step of at most one transaction; return when to be called again, in epoch ms."""
-        self.last, self._is_lingering = None, False
-        self._check_tenure()
-        if self._clock_was_set():
+        self.last, self._is_timed = None, False
+        self.tenure.check()
+        if self.tenure.clock_was_set():
             # `now_ms` may be from before the clock was set: come back with the current time.
-            self._distrust_clock()
+            self.tenure.distrust_clock()
             return self._clock.now_ms()
         if (wake_ms := self._rest_until(now_ms)) is not None:
-            self._is_lingering = True
+            self._is_timed = True
             return wake_ms
         is_heartbeat = self._beat(now_ms)
         # Without parked messages there are no lanes, and nothing is asked.
@@ -254,20 +235,22 @@ class Master:
         throttle = self._writer.throttle
         if throttle is not None and throttle.pause_ms:
             return now_ms + throttle.pause_ms
-        if self._caught_up and 0 <= now_ms - self._committed_ms < self._limits.linger_ms:
-            return self._committed_ms + self._limits.linger_ms
+        if self._caught_up and 0 <= now_ms - self.tenure.committed_ms < self._limits.linger_ms:
+            return self.tenure.committed_ms + self._limits.linger_ms
         return None
 
     def _beat(self, now_ms: int) -> bool:
         """Commit a progress record alone if one is needed before the step; return whether the step
         is to be committed even if it has no work."""
-        since_ms = now_ms - self._committed_ms
+        since_ms = now_ms - self.tenure.committed_ms
         # A clock that went back would delay the heartbeat, and with it the check that reports the
         # clock.
         is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
-        if not self._clock_agrees or is_late:
+        if not self.tenure.clock_agrees:
+            self._reached_ms = 0  # by a clock that was wrong, or is now
+        if not self.tenure.clock_agrees or is_late:
             self._heartbeat()
-        return now_ms - self._committed_ms >= HEARTBEAT_MS
+        return now_ms - self.tenure.committed_ms >= HEARTBEAT_MS
 
     def _stage(self, pulled: Pulled, now_ms: int) -> tuple[Pulled, Staged]:
         """Return the changes that the records ask for, and what was pulled as far as they go."""
@@ -358,7 +341,7 @@ class Master:
     def lingering(self) -> bool:
         """True if the next step waits for more records and messages, has records already, or pulls
         none: the caller sleeps instead of waiting for records."""
-        return self._is_lingering or self._puller.waiting > 0 or self._is_stopped
+        return self._is_timed or self._puller.waiting > 0
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if
@@ -399,7 +382,7 @@ class Master:
             is_separate=search.separate,
             has_waiting=self._puller.waiting > 0,
         )
-        self._is_stopped = scope.is_stopped
+        self._is_timed = scope.is_stopped
         if not scope.is_stopped:
             search.forwarded = False
         return scope
@@ -546,7 +529,7 @@ class Master:
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
-        shard, committed_ms = self._shard.rules.shard, self._committed_ms
+        shard, committed_ms = self._shard.rules.shard, self.tenure.committed_ms
         if self._context.tracing is not None:
             self._context.tracing.settled(shard, committed_ms, selection, plan.decisions)
         return StepReport.of(
@@ -608,52 +591,13 @@ class Master:
             dead_letter_bytes_max=letters.dead_letter.bound(now_ms),
         )
 
-    @property
-    def silent_ms(self) -> int:
-        """Time since the last commit in ms, by the wall clock or by the boot clock, whichever shows
-        more."""
-        since_ms = self._clock.now_ms() - self._committed_ms
-        return max(since_ms, since_ms - self._set_ms)
-
-    @property
-    def _set_ms(self) -> int:
-        """By how much the clock was set since the last commit."""
-        return self._clock.stepped_ms() - self._committed_stepped_ms
-
-    def _check_tenure(self) -> None:
-        """Raise ProducerLost if another node may have been master since the last commit: Kafka
-        fences this one only while it remembers the transactional id."""
-        if self.silent_ms >= TENURE_MS:
-            raise ProducerLost(
-                f"nothing was committed for {self.silent_ms // 1_000} s, and another node may have "
-                "been master meanwhile"
-            )
-        if abs(self._set_ms) > SURE_MS:
-            raise ProducerLost(
-                f"this machine's clock was set by {self._set_ms} ms, so that the time since the "
-                "last commit is not known, and another node may have been master meanwhile; check "
-                "NTP"
-            )
-
-    def _clock_was_set(self) -> bool:
-        return abs(self._clock.stepped_ms() - self._stepped_ms) > CLOCK_TOLERANCE_MS
-
-    def _distrust_clock(self) -> None:
-        """Require a new comparison with the broker's clock, and forget when the end of the log was
-        reached."""
-        self._clock_agrees = False
-        self._reached_ms = 0
-        self._stepped_ms = self._clock.stepped_ms()
-
     def _finish(self, produced_ms: int, meanwhile: Callable[[], None] | None = None) -> Appended:
         def verify(timestamp_ms: int, others: Iterable[Record]) -> None:
             self._check_successor(timestamp_ms, others)
-            self._check_clock(produced_ms, timestamp_ms)
+            self.tenure.check_clock(produced_ms, timestamp_ms)
 
         appended = self._writer.commit(verify, meanwhile)
-        self._clock_agrees = True
-        self._committed_ms, self._appended_ms = self._clock.now_ms(), appended.timestamp_ms
-        self._committed_stepped_ms = self._clock.stepped_ms()
+        self.tenure.committed(appended.timestamp_ms)
         return appended
 
     def _check_successor(self, timestamp_ms: int, others: Iterable[Record]) -> None:
@@ -669,42 +613,7 @@ class Master:
             first, count = first or record, count + 1
         if first is not None:
             self._foreign.stepped_over(first, count)
-        since_ms = 0 if self._appended_ms is None else timestamp_ms - self._appended_ms
-        if since_ms > TENURE_MS:
-            raise ProducerLost(
-                f"by the broker's clock nothing was committed for {since_ms // 1_000} s, and "
-                "another node may have been master meanwhile. The step was aborted"
-            )
-
-    def _check_clock(self, produced_ms: int, timestamp_ms: int) -> None:
-        """Law 2: the broker's timestamp must lie between produce and report, within
-        CLOCK_TOLERANCE_MS. Raises ClockDisagrees, or ProducerLost where the difference may hide how
-        old the last commit is."""
-        reported_ms = self._clock.now_ms()
-        early_ms, late_ms = produced_ms - timestamp_ms, timestamp_ms - reported_ms
-        was_set = self._clock_was_set()
-        if max(early_ms, late_ms) <= CLOCK_TOLERANCE_MS and not was_set:
-            return
-        if self._committed_ms:
-            self._check_tenure()
-            if max(early_ms, late_ms) > SURE_MS:
-                raise ProducerLost(
-                    f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this "
-                    "machine's, so that the time since the last commit is not known, and another "
-                    "node may have been master meanwhile. The step was aborted; check NTP on both"
-                )
-        self._distrust_clock()
-        if was_set:
-            raise ClockDisagrees(
-                "this machine's clock was set during a step, which was aborted; check NTP",
-                aborted=True,
-            )
-        raise ClockDisagrees(
-            f"the broker's clock is {max(late_ms, 0) - max(early_ms, 0)} ms away from this "
-            "machine's. The step was aborted and nothing is delivered until they agree; check "
-            "NTP on both",
-            aborted=True,
-        )
+        self.tenure.check_appended(timestamp_ms)
 
     def _apply(
         self, staged: Staged, selection: Selection, progress: Progress, appended: Appended
@@ -767,7 +676,7 @@ class Master:
         due_ms = self.due_ms = self._shard.next_due_ms() if limits.push else None
         if reads_on:
             return now_ms
-        wake_ms = self._committed_ms + HEARTBEAT_MS
+        wake_ms = self.tenure.committed_ms + HEARTBEAT_MS
         if limits.push and self._shard.state.parked:
             wake_ms = min(wake_ms, self.lanes.next_look_ms())
         if self._shard.state.held:

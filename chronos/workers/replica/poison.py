@@ -11,13 +11,13 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from chronos.core.shard.step import Selection, Staged
+from chronos.core.shard.step import Staged, Selection
 from chronos.core.size import batch_bytes
 from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import PlannedTransaction
 from chronos.workers.push.push import Pusher
-from chronos.workers.push.targets import Attempt, Refusals, Stage, attempt_of
+from chronos.workers.push.targets import Attempt, AttemptStage, Refusals, attempt_of
 
 log = structlog.get_logger("chronos.master")
 
@@ -77,7 +77,7 @@ class PoisonSearch(Struct, kw_only=True):
             self.messages_max = max(1, size // 2)
         if not error.poison_likely or not size:
             return
-        if size > 1 and (attempted is None or attempted.stage is not Stage.SHARED):
+        if size > 1 and (attempted is None or attempted.stage is not AttemptStage.SHARED):
             if attempted is not None:
                 attempted.messages_max = size // 2
                 attempted.end_turn(now_ms)

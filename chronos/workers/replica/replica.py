@@ -46,7 +46,7 @@ from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
 from chronos.workers.replica.horizon import Horizon
 from chronos.workers.replica.leadership import Assignment, Claim, WriterEpoch
-from chronos.workers.replica.master import SURE_MS, Master, MasterParts, ReplicaContext
+from chronos.workers.replica.master import Master, MasterParts, ReplicaContext
 from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import (
@@ -58,6 +58,7 @@ from chronos.workers.replica.recovery import (
 from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter
 from chronos.workers.replica.state import TRANSITIONS, ReplicaState
+from chronos.workers.replica.tenure import SURE_MS
 
 PAUSE_MS = 500
 """Pause after a failure that an immediate retry cannot fix."""
@@ -632,10 +633,11 @@ class Replica:
         self.aborts += 1
         self.trouble = str(error)
         log.warning("transaction aborted", shard=self.number, why=str(error))
-        if master.silent_ms > SURE_MS:
+        silent_ms = master.tenure.silent_ms
+        if silent_ms > SURE_MS:
             raise ProducerLost(
-                f"{error}; nothing was committed for {master.silent_ms // 1_000} s before, so that "
-                "the fence may have been lost with it"
+                f"{error}; nothing was committed for {silent_ms // 1_000} s before, so that the "
+                "fence may have been lost with it"
             ) from error
         self._aborts_in_a_row += 1
         if self._aborts_in_a_row > HALVINGS_MAX:

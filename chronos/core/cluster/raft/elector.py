@@ -1,8 +1,8 @@
 """The state machine of one node in an election, with the transfer of the leadership: events in,
-effects out. After DLedger.
+effects out. Its rules are those of the election of RocketMQ's DLedger.
 
 It has no clock, no randomness and no I/O: time is an argument, in ms of a clock that never goes
-back, and random intervals are computed from node, incarnation, term and a counter.
+back, and intervals that vary are computed from node, incarnation, term and a counter.
 
 Guarantees:
 
@@ -12,7 +12,8 @@ Guarantees:
    a write is unfinished, and no vote is counted.
 3. A vote is given to one incarnation of a candidate, and the number of the incarnation is durable
    before its first message: two incarnations of one node never lead in the same term.
-4. A node that reaches no quorum does not increase its term beyond those of the nodes it reaches.
+4. A vote that no quorum answers does not increase the term beyond those of the nodes that answered.
+   So a node that is cut off increases its term at most once, after a lost vote or in a transfer.
 """
 
 from __future__ import annotations
