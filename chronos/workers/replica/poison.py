@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from chronos.core.shard.step import Staged, Selection
+from chronos.core.shard.step import Selection, Staged
 from chronos.core.size import batch_bytes
 from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.push.letter_topics import LetterTopics
