@@ -1,4 +1,5 @@
-"""The text of a connection's error; for a certificate that was refused, the reason and the remedy.
+"""The text of a connection's error: for a certificate that is not trusted, the reason; for one that
+a strict verification refuses, also the remedy.
 
 Since 3.13 Python verifies certificates strictly, as RFC 5280 asks (`ssl.VERIFY_X509_STRICT`). The
 errors are those of `ssl` and aiohttp, and only their attributes are read: neither is imported. What

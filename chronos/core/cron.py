@@ -11,11 +11,12 @@ Which days match depends only on the length of a month and on the weekday of its
 expression is known never to fire from at most 28 months, and one that does fire has a time within
 YEARS_MAX.
 
-The zone data are those of the package `tzdata` that is installed (`chronos.zones`), so only a
-master computes with them; replicas execute what it recorded (law 9).
+The zone data are those of the package `tzdata` that is installed (`chronos.zones`), so no replica
+computes with them to execute a step: a master records the times, and replicas carry them out
+(law 9). The HTTP interface computes with them too, for checks, answers and series that go on.
 
-Zone data change, so a wall-clock time is kept beside an instant: as the milliseconds of the epoch
-at which UTC shows it, the instant plus the offset from UTC."""
+Zone data change, so an entry keeps the zone's offset from UTC at its time. Its wall-clock time
+(`wall_ms`) is the instant plus the offset: the milliseconds of the epoch at which UTC shows it."""
 
 from bisect import bisect_left, bisect_right
 from calendar import monthrange

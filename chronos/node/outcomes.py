@@ -1,7 +1,8 @@
-"""Counts of what became of this process's messages and records, by reason and target, for metrics,
-log lines and warnings.
+"""Counts of what became of this process's messages and records, by reason and by target, for the
+metrics and the HTTP interface: the last day by the minute, the targets, and warnings.
 
-Shard threads count once a step; other threads read. The counts begin with the process."""
+Shard threads count once a step; other threads read, and forget recent dead letters whose cause is
+over. The counts begin with the process."""
 
 import threading
 from collections import Counter, deque

@@ -1,8 +1,9 @@
-"""The runs of the archive: where each begins, the gaps it finds, and the rows of the table
-`offsets`; and the interface to the brokers that this needs.
+"""The runs of the archive: where each begins, the gaps known by then, and the rows of the table
+`offsets`; and the interface to the brokers that the archive and backfills need.
 
-Spark reads the records itself; an adapter of the service implements `TopicBrokers` and
-`ArchiveBrokers`. Batches that an earlier run did not commit are removed here."""
+Spark reads the records that are archived; an adapter of the service implements `TopicBrokers` and
+`ArchiveBrokers`. Gaps that appear while a run reads are found in `archive.job`. The batches that
+the last run did not commit are removed here."""
 
 import json
 import time

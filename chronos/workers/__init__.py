@@ -2,4 +2,5 @@
 (`replica`, `push`), the membership of the cluster (`cluster`), and what is watched beside the
 shards (`watch`).
 
-It uses the ports and the core only, starts no thread and knows no setting: `node` runs it."""
+Of Chronos it imports the ports, the core and the errors only. It starts no thread and reads no
+configuration: `node` gives it its settings, and runs it."""

@@ -1,5 +1,6 @@
-"""`chronos dead-letters`: list, show, replay and discard, with their options and help; and the
-printing of pages, headers and payloads that `rejected` uses too."""
+"""`chronos dead-letters`: list, show, replay and discard, with their options and help; and what
+`rejected` uses too: options of the filter, the reading of pages, and the lines about headers and
+payloads."""
 
 import base64
 import sys

@@ -1,20 +1,22 @@
 """Lanes in the steps of a master: which are open, how due messages and lanes take turns, and the
-rate limits that open and close them.
+rate limits that open and close them; and the lane in which a message must wait.
+
+A lane is open if what keeps its messages there is over and its topic's rate allows some of them to
+leave now, or if they can only be dead-lettered. The lane of a rate stays closed while a lane of the
+same topic's partitions is open.
 
 A limit is for the whole service; each shard has a share of it by the length of its lanes
-(`RateLimits.share`). Every message of a limited target that is delivered takes a token, and so does
-one that leaves the lane of its rate for another lane or a later attempt; expired messages and dead
-letters take none.
+(`RateLimits.share`). Every message of a limited target that is delivered takes a token. So does one
+that leaves the lane of its rate for another lane, or for a later time because its target is set
+aside. Messages that expire, become dead letters, or are retried after a refusal take none.
 
 The buckets of a new master begin empty, so that a take-over never exceeds a rate. A clock that is
 set forward fills a bucket, like a time without messages; one that is set back adds nothing.
 
-A lane is open if what keeps its messages there is over, and its topic's rate allows some of them to
-leave now.
-
-Without parked messages `LaneTurns` is not used. It keeps its part of law 8: a long lane does not
-delay due messages, a backlog of due messages does not hold back a lane, and a message of a lane
-that fails is looked for in that lane alone."""
+Without parked messages no lane is looked at, and `LaneTurns` only takes the tokens of what was
+delivered. It keeps its part of law 8: a long lane does not delay due messages, a backlog of due
+messages does not hold back a lane, and a message of a lane that fails is looked for in that lane
+alone."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
