@@ -5,8 +5,8 @@ The zone data of the machine are not looked at, whatever `PYTHONTZPATH` and `zon
 they may be of another age than the package, and other zones are in them, such as the machine's own
 (`localtime`). A program that imports the client keeps its own zone data.
 
-Only a master computes with zone data and refuses names by them; replicas execute what it recorded
-(law 9)."""
+Of the replicas of a shard, only the master computes with zone data and refuses names by them; the
+others execute what it recorded (law 9)."""
 
 from difflib import get_close_matches
 from functools import cache, lru_cache

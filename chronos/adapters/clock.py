@@ -1,8 +1,8 @@
-"""The clock of this machine (`ports.Clock`), and how far it was stepped since the process began.
+"""The clock of this machine (`ports.Clock`), and how far it was stepped since this object was made.
 
 The wall clock is compared with the boot clock, which cannot be set: so a change of the difference
-between the two is a step of the wall clock, as by NTP or an operator. Only Linux has a boot clock;
-elsewhere the monotonic clock stands for it, which stops while the machine sleeps."""
+between the two is a step of the wall clock, as by NTP or an operator. Where there is no boot clock,
+as on macOS, the monotonic clock stands in for it, which may stop while the machine sleeps."""
 
 import time
 

@@ -1,5 +1,5 @@
-"""The handling of files that a node keeps of its own: the durable replacement of a file as a whole,
-and the removal of the permissions of other users."""
+"""Files and directories on this machine: replacing a file durably as a whole, syncing, and removing
+the permissions of other users."""
 
 import os
 import stat

@@ -3,7 +3,8 @@ of a shard on it (`RocksStore`, a `ports.Store`).
 
 `Database` is shared by the store and the embedded log (`embedded.journal`); it does not interpret
 the rows. It keeps two promises that the client, rocksdict, does not: a read never ends early
-without an error at a damaged block, and no call waits inside RocksDB while it holds the GIL.
+without an error at a damaged block, and no write waits for a flush or a compaction while it holds
+the GIL.
 
 `RocksStore` has no write-ahead log. Its rows reach the disk when a memtable is full, and on
 `flush`, `checkpoint` and `close`, always as a prefix of what was written, because there is one

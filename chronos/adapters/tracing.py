@@ -1,10 +1,11 @@
 """Spans for OpenTelemetry (`ports.Tracing`): one when a message was accepted, one when it was
 delivered, expired or dead-lettered, each a trace of its own with a link to the message's
-`traceparent`. Only messages with a sampled one have spans, and at most SPANS_PER_SECOND are made.
+`traceparent`. Only messages whose `traceparent` the sampler chooses have spans, and at most
+SPANS_PER_SECOND are made.
 
 Packages of the extra `otel` are imported when the spans are opened, not before. A span is made
 after the commit, from times that are known then, and put into a bounded queue; a thread of the SDK
-exports it. So tracing delays no step and changes no message."""
+exports it. So no step waits for an export, and tracing changes no message."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,8 @@
 """The texts about wrong settings: what is wrong, and what to write instead.
 
-Texts only: `reading` knows where a problem was found, and sorts the problems. The texts about
-constraints are in `constraints`, those about the form of a value in `values`."""
+Texts only: `reading` adds the place of each problem, and sorts the problems. The texts about
+constraints are in `constraints`, those about the form of a value in `values`, and those about the
+structure of a file, a variable or a flag in `reading`."""
 
 import json
 import re

@@ -1,8 +1,9 @@
 """Settings from a file, variables and flags; every problem with its place.
 
 Texts are kept as they were written until the kind of their key is known: `007` is a name where a
-name is wanted, and a password may hold any character YAML gives a meaning. So the file is read as a
-tree of nodes with their lines, and a variable or flag becomes such a node too."""
+name is wanted, and a password in a variable or flag may contain any character that has a meaning in
+YAML. So the file is read as a tree of nodes with their lines, and a variable or flag becomes such a
+node too."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

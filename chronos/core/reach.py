@@ -1,9 +1,9 @@
 """The reach of a sender: which messages are its own, by patterns of their targets and ids.
 
-Functions that look up messages for a sender, or make records of its request, have the reach as a
-required argument, so that no caller can forget it; in a `core.query.filter.Filter` it is one of the
-conditions. A sender without limits has EVERYTHING. Which reach a token has is decided in
-`admin.http.tokens`."""
+Functions that look up messages for a sender, or make records of its request, have the reach or the
+sender as a required argument, so that no caller can forget it; in a `core.query.filter.Filter` the
+reach is one of the conditions. A sender without limits has EVERYTHING. Which reach a token has is
+decided in `admin.http.tokens`."""
 
 import re
 from fnmatch import fnmatchcase

@@ -3,8 +3,9 @@ when it is carried on, moved, paused or scheduled once more; and the spread of m
 at the same time.
 
 The next occurrence is computed from the time of the pending one, never from its delivery, so a
-series does not drift. Only a master computes times by a cron expression, and records them; a
-replica calls no function with a `NextCron` (law 9)."""
+series does not drift. A master computes times by a cron expression and records them, so replay
+calls no function with a `NextCron` (law 9). The HTTP interface computes such times too, for its
+answers and for series that go on after a pause."""
 
 import re
 from typing import Protocol

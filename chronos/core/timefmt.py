@@ -1,7 +1,7 @@
-"""Times and durations as people write them, read as integer milliseconds, always rounded up (law
-2), and written.
+"""Times and durations as people write them: parsed into integer milliseconds, always rounded up
+(law 2), and formatted.
 
-Not a calendar: a time without an offset is refused rather than guessed."""
+A time without an offset from UTC is refused: its time zone is not guessed."""
 
 import re
 from datetime import UTC, datetime, timedelta

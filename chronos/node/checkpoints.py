@@ -2,7 +2,8 @@
 `workers.replica.checkpoint` decides; and the fetching of a checkpoint from which a store is
 restored.
 
-A checkpoint of a large store takes minutes, so no other thread waits for this one."""
+A checkpoint of a large store takes minutes, so no shard waits for this thread, and a stop of the
+node waits at most STOP_S."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

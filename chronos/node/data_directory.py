@@ -1,8 +1,8 @@
 """The data directory of a node: its lock, its id, and notes of what the process reads.
 
 The notes tell a process that the one before it did not stop in order, and where that one began to
-read: so a record that ends a process, for example for want of memory, is read in another way by the
-next."""
+read: so a record that may have ended a process, for example for want of memory, is read in another
+way by the next, or by the one after it."""
 
 import fcntl
 import os

@@ -1,5 +1,5 @@
-"""Turns of the shards that start or take over: a bound of how many take a step, or poll, at a
-time."""
+"""Turns of the shards that start or take over: at most STARTS_AT_ONCE take a step at a time.
+Where more replicas than that poll for something, each polls less often."""
 
 import threading
 from collections import deque

@@ -1,6 +1,7 @@
 """The topics that Chronos owns: their partitions, and the settings that they must have.
 
-These are specifications only: the log creates the topics and checks them (`ports.TopicLog`)."""
+These are specifications: the log creates the topics and checks them (`ports.TopicLog`). The
+only check here is that the progress topic accepts the largest progress record of a step."""
 
 from typing import TYPE_CHECKING
 

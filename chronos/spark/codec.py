@@ -1,7 +1,8 @@
 """Records to rows of the archive's tables: Arrow batches and DataFrames in, the same out.
 
-Records are parsed by the parsers of `core`, without the settings of a service. The outcome of
-a message follows from several tables and is judged in `audit/`."""
+Delay and progress records are parsed by the parsers of `core`, without the settings of a service;
+receipts are read with Spark's column functions. The outcome of a message follows from several
+tables and is judged in `audit/`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

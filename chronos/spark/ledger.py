@@ -23,8 +23,8 @@ direct run sends at least once: after a kill its last messages may be sent again
 3. No task of an earlier attempt writes any more. A task records its part, takes its transactional
    id, then checks that its attempt is still the last one. A new attempt is recorded first, then
    takes the ids of all recorded parts, which fences their producers and resolves their
-   transactions, and only then reads the log. Spark never runs a task again: a second try at one
-   ends the attempt, and the next attempt reconciles the log with the plan.
+   transactions, and only then reads the log. A task that Spark runs again sends nothing and fails:
+   that ends the attempt, and the next one reconciles the log with the plan.
 """  # noqa: E501
 
 from collections.abc import Iterable

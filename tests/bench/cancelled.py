@@ -52,8 +52,9 @@ def figure_cancelled(bench: Bench) -> None:
             f"pages after {bench.messages:,} cancelled within {within}, {RATE:,}/s beside",
             f"median {after.median_ms:.1f} ms, with nothing cancelled {alone.median_ms:.1f}; "
             f"longest {after.longest_ms:.0f} and {alone.longest_ms:.0f}; the message that is left "
-            f"on the first page after {after.found_s:.1f} s; lateness p99 {p99_ms[1]:.1f} ms, with "
-            f"nothing cancelled {p99_ms[0]:.1f}",
+            f"on the first page after {after.found_s:.1f} s, with nothing cancelled "
+            f"{alone.found_s:.1f}; lateness p99 {p99_ms[1]:.1f} ms, with nothing cancelled "
+            f"{p99_ms[0]:.1f}",
             "median <= 20 ms; <= 1.2 times that without",
             after.median_ms <= 20 and p99_ms[1] <= 1.2 * p99_ms[0],
             runs=[alone.lateness, after.lateness],

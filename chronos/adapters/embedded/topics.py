@@ -2,7 +2,7 @@
 
     v                                          version of this layout
     t  name                                    topic: version byte, msgpack [number, id, partitions, own]
-    s  number u32, partition u32               start offset u64, written by the first trim
+    s  number u32, partition u32               start offset u64, absent before the first trim
     r  number u32, partition u32, offset u64   record: version byte, timestamp_ms u64,
                                                msgpack [key, value, [[header name, header value],
                                                ...]]

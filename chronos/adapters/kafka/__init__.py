@@ -3,5 +3,5 @@ own.
 
 Enter `log.KafkaLog` (`ports.Log`), `appender.KafkaAppender`, `cluster.coordinator.KafkaCoordinator`
 (`ports.Coordinator`), `cluster.inspection`, or `writer.BulkOpener`. Every error of the client
-becomes one of `chronos.errors`. The settings and error codes that several modules share are in
-`connection`, with their reasons; those of one module are in that module."""
+becomes one of `chronos.errors`. Most settings and error codes are in `connection`; some that only
+one module needs are in that module."""

@@ -1,6 +1,6 @@
 """The log lines of librdkafka, passed on: each of them at most once in REPEAT_S, whichever client
-writes it; none above the level `warning`, and those about what the client tries again at the level
-`debug`."""
+of a `Connection` writes it; none above the level `warning`, and those about what the client tries
+again at the level `debug`."""
 
 import logging
 import re

@@ -1,7 +1,7 @@
 """The connection to one Kafka cluster: settings of its clients, limits in time and size, and error
 codes by what they mean for Chronos.
 
-A setting that differs from librdkafka's default carries its reason; most were measured. Names and
+Most settings that differ from librdkafka's defaults carry a reason; some were measured. Names and
 defaults are listed in librdkafka's CONFIGURATION.md. A setting of the operator
 (`log.kafka.properties`) wins over the one here."""
 

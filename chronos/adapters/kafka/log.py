@@ -1,9 +1,9 @@
 """The log on Apache Kafka (`ports.Log`), through confluent-kafka (librdkafka): one object for
 readers, writers, topics and offsets.
 
-Exactly once (law 3) rests on three things: a fixed `transactional.id` for each shard, a writer that
-raises ProducerLost after any doubt (`writer`), and `read_committed` readers (`reader`). Client
-settings with their reasons are in `connection`."""
+Exactly once (law 3) rests on a fixed `transactional.id` for each shard, a writer that raises
+ProducerLost after any doubt and has what others wrote verified before each commit (`writer`), and
+`read_committed` readers (`reader`). Client settings with their reasons are in `connection`."""
 
 import math
 import threading

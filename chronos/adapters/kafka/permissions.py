@@ -1,5 +1,5 @@
-"""The operations on a topic that every client of Kafka may do: those that ACLs allow to all, or all
-of them where the brokers check no permissions.
+"""Which of Read and Write every client of Kafka may do on a topic: what ACLs allow to all, or both
+where the brokers check no permissions.
 
 The permissions of this client itself are described with the topic (`topics`)."""
 

@@ -1,6 +1,6 @@
 """One partition of Kafka through one `read_committed` consumer (`ports.Reader`).
 
-A batch that the client reports as damaged, or whose record is too large when it is decompressed, is
+A batch that the client cannot decompress, or with a record that is too large when decompressed, is
 BatchUnreadable; every other error that is not known to end by itself is LogUnavailable or
 LogMismatch. librdkafka takes the memory that a batch in gzip, lz4 or snappy needs, and aborts the
 process if it gets none: after that, the partition is read in a child process (`bounded`)."""

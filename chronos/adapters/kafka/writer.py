@@ -1,10 +1,11 @@
-"""Kafka's producers: `KafkaWriter`, the transactional producer of one shard (`ports.Writer`) or of
-the controller's roles; `Throttling`, what quotas allow a shard; `BulkWriter`, which writes in bulk
-from the tasks of a Spark job.
+"""Producers for Kafka: `KafkaWriter`, the transactional one of a shard (`ports.Writer`) or of the
+controller's roles, and `BulkWriter`, which writes in bulk from the tasks of a Spark job; and
+`Throttling`, what quotas allow a shard.
 
-Exactly once (law 3) rests on the fixed `transactional.id` of a KafkaWriter, and on its raising
-ProducerLost after any doubt. Spark ships a `BulkOpener` to its executors, which open their
-producers there."""
+Exactly once (law 3) rests on the fixed `transactional.id` of a KafkaWriter, on its raising
+ProducerLost after any doubt, and on its having what others wrote to the progress partition verified
+before each commit. Spark ships a `BulkOpener` to its executors, which open their producers
+there."""
 
 import threading
 import time

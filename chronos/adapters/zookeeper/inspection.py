@@ -1,6 +1,7 @@
 """The cluster as ZooKeeper shows it to a client that does not join, for `chronos doctor`.
 
-It creates only the znodes that a node's first start creates; a test znode ends with its session."""
+It leaves nothing but znodes that a node's first start creates too: it deletes its test znode, which
+at the latest ends with its session."""
 
 import time
 

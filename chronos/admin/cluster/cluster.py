@@ -1,5 +1,6 @@
 """Handlers about the cluster: its nodes, the masters of its shards, transfers, drains and
-failovers; checkpoints, which a node makes and sends to another node; and digests of replicas.
+failovers; checkpoints, those in `checkpoints.location` and those made to be sent to another node;
+and digests of replicas.
 
 A handler does not change roles itself: it asks the controller, and waits a bounded time until the
 change is published."""

@@ -3,7 +3,8 @@
 On the embedded log, which no Kafka consumer can read, all topics are shown. On Kafka only the
 topics of Chronos, and by name the targets that `targets.allow` and `targets.deny` permit: Chronos
 may have permissions for further topics that the sender of a request does not have. A sender that is
-limited to some targets or ids reads only its targets, and of these only the records of its ids."""
+limited to some targets or ids reads only its targets, and of these no records of messages whose ids
+are not its own."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,9 @@ Health checks and deliveries do not wait for the trail. Entries are read in
 
 With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the answer is sent, and the
 outcome is written. While entries cannot be written, outcomes are kept and tried again, and new
-requests are refused. Without `audit.required` an entry may be lost; `Trail.lost` counts the lost
-ones."""
+requests are refused. The outcome of a request without an intent is lost if WAITING_MAX entries
+wait; `Trail.lost` counts these. Entries that still wait when the node has stopped are lost too, and
+only logged."""
 
 import asyncio
 import secrets

@@ -2,8 +2,8 @@
 openapi-generator, oapi-codegen and openapi-python-client.
 
 - A union is a component with a name, and so is each of its arms: generators name their types after
-  them. `schemas.UNIONS` has the names. Text in a union is plain text:
-  openapi-generator makes code that does not compile of a time there.
+  them. `schemas.UNIONS` has the names. A string in a union has no `format`: with `date-time` there,
+  openapi-generator makes code that does not compile.
 - A value that may be null has the types `[T, "null"]`; one that is a reference or a union, a second
   arm of the type null.
 - A parameter that is a number or text is text, as it is in the address: the generated clients

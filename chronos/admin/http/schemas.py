@@ -1,8 +1,8 @@
 """The types of the HTTP interface: requests are checked against them, answers are made of them, and
 `/openapi.json` is generated from them.
 
-An absent field differs from null. Bytes are written as text if they are UTF-8, and in base64
-otherwise."""
+Where the type of a field has `UnsetType`, an absent field differs from null. Bytes are written as
+text if they are UTF-8, and in base64 otherwise."""
 
 from typing import Annotated, Any, Literal
 

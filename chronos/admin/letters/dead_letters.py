@@ -1,9 +1,9 @@
 """Dead letters over HTTP: list, show, count, replay and discard.
 
-Each request reads and writes a bounded part of the dead-letter topic; its answer says where the
-next request continues. A replay is written before the marker that resolves its letters. If the
-request fails between the two writes, it may be repeated: the shard accepts only the first replay of
-a letter."""
+Each request reads a bounded part of the dead-letter topic; its answer says where the next request
+continues. A replay is written to the delay topic before the marker that resolves its letters is
+written to the dead-letter topic. If the request fails between the two writes, it may be repeated:
+the shard accepts only the first replay of a letter."""
 
 import re
 from collections import Counter

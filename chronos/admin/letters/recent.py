@@ -1,8 +1,9 @@
 """The newest rejected records by id, for the look-up of an id.
 
-Each node has its own index in memory. A look-up first reads the records that have come to the
-rejected topic since the look-up before; the first one reads the end of the topic. The index keeps
-the newest IDS_MAX ids; older records are found by a scan of the topic."""
+Each node has its own index in memory. A look-up first reads what has come to the rejected topic
+since the look-up before, but no more than the end of each partition: in the partition of the id, or
+in all of them if the id names a position in the delay topic. The index keeps the newest IDS_MAX
+ids; older records are found by a scan of the topic."""
 
 import threading
 import time

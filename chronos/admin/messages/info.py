@@ -1,6 +1,6 @@
-"""The answer to a look-up of one message: its fields, its state, and why it was not delivered.
+"""A message as look-ups and lists show it: its fields, its state, and why it was not delivered.
 
-It reads no store and asks no node: `Messages` gives it what was found."""
+It reads no store and asks no node: `Messages` and `Listing` give it what was found."""
 
 from collections.abc import Callable
 from contextlib import suppress

@@ -6,8 +6,8 @@ change; it changes no store itself. `count` writes none, and an action is writte
 did not acknowledge it. Pause and resume concern series only. A job runs on the node that received
 the request, for the shards that this node holds; for the other shards it starts jobs on nodes that
 hold them and adds up their counts. Jobs are kept in memory: a node that starts again does not know
-its jobs, and the parts on other nodes go on without it. The actions that were written remain, and
-the same job may be started again."""
+its jobs. A node that stops also stops the parts on other nodes; after a crash they go on without
+it. The actions that were written remain, and the same job may be started again."""
 
 import asyncio
 import secrets

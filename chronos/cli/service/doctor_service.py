@@ -1,5 +1,5 @@
 """`chronos doctor` on a running service: its nodes, its shards and its clock, as its HTTP interface
-shows them, and the targets that are due next.
+shows them, and the targets of the messages due next.
 
 The findings about nodes and shards are made in `findings`, which `chronos top` uses too."""
 

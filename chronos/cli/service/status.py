@@ -1,5 +1,6 @@
 """`chronos status`, `chronos whoami`, `chronos failover` and `chronos rates`: the answers of a
-service about itself, as tables or JSON; and the change of a rate limit.
+service about itself, as tables or JSON; and two changes: that of a rate limit, and the permission
+for a failover.
 
 The checks of a service, with their remedies, are in `doctor_service` and `findings`."""
 

@@ -1,9 +1,9 @@
 """The health of masters: the window of one observer, the quorum of all observers, and the
 conditions under which an unhealthy master is replaced.
 
-The rules HA-* of DDMQ's NameServer failover (docs/contributing/conformance.md). An observer adds
-one observation of the master of each shard that it holds in each period. A verdict names its role
-epoch, so a new master starts with a window of its own. The observations are made by
+The rules HA-* of DDMQ's NameServer failover (docs/contributing/conformance.md). In each period an
+observer adds at most one observation of the master of each shard that it holds. A verdict names its
+role epoch, so a new master starts with a window of its own. The observations are made by
 `workers.cluster.observer`, and `assignment` replaces the master. Safety does not depend on any of
 this (law 5).
 

@@ -1,6 +1,6 @@
 """The planner of the controller: computes the plan at once when the view of the cluster has
-changed, and only after REPLAN_MS when nothing but times and the reports on replicas have, because a
-plan takes time. The plan itself is `core.cluster.assignment`."""
+changed, and only after REPLAN_MS when nothing but the time and the reports on replicas has, because
+a plan takes time. The plan itself is `core.cluster.assignment`."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""The followers in sync of a shard, and the modes of replication that need them.
+"""The followers in sync of a shard, and the modes of replication, one of which needs them.
 
 The rules RH-* of RocketMQ (docs/contributing/conformance.md), with Kafka as the log. A message is
 durable before any follower has it, so a follower in sync saves time and does not add safety: it

@@ -1,6 +1,6 @@
 """The values in the store that have several fields, and their bytes: a version byte, then msgpack;
-the state has the number of the rules in between. Rows that hold one number, a position or nothing
-are packed where they are written.
+the state has the number of the rules in between. Rows that hold one number, a position, a lane or
+nothing are packed where they are written.
 
 Bytes of an unknown version or of unknown rules raise a named error; they are never guessed at.
 `pack_state` keeps its part of law 1: the counts in a state agree."""

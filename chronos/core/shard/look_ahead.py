@@ -1,4 +1,4 @@
-"""The look-ahead: parts of the next step, computed while this one commits.
+"""The look-ahead: parts of the next step, and the writes of this one, computed while it commits.
 
 Four parts, in the order of a step. Each is kept with the inputs it was computed from and is used
 only while it holds (the last column). Otherwise the part is computed again, so a step with a
@@ -6,7 +6,9 @@ look-ahead decides exactly as a step without one.
 
     part           computed from                                     holds while
     parsed         records of the delay partition                    the next batch begins with these records, or is their beginning
-    selection      the cursor after this step, the wheel, limits     all three are the same, nothing was removed, or placed before its end
+    selection      the cursor after this step, the wheel, limits     all three are the same, its end
+                                                                     is due, nothing was removed, or
+                                                                     placed before its end
     transaction    that selection, the time, and a basis: targets,   the basis is as it was, and the same messages have
                    dead-letter topic, poison record, latencies       expired
     writes         what this step staged, selected and decided       the same step is applied

@@ -7,10 +7,10 @@ decisions:
     select  due messages, stored or staged -> messages in order            (by time, or up to a recorded cursor)
     apply   a committed progress record    -> one atomic write to the store
 
-The state changes only in `install`, so a step whose transaction was aborted can be made again.
-Before that only caches change: the wheel reads ahead, and the rules remember names and counts.
-`look_ahead` computes parts of the next step while this one commits. The shard reads the store
-through `StoreView` and never writes. Keeps its part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
+A master's step changes the state only in `install`, so one whose transaction was aborted can be
+made again. Before that only caches change: the wheel reads ahead, and the rules remember names and
+counts. `look_ahead` computes parts of the next step while this one commits. The shard reads the
+store through `StoreView` and never writes. Keeps its part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

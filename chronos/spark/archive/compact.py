@@ -2,10 +2,11 @@
 
 The batches of a table that hold small files are written into one new folder, which readers skip
 until it is complete. A journal then names the new folder and the ones that it replaces; the old
-folders are hidden, the new one is renamed, the old ones and the journal are removed. A compaction
-that was killed is completed by the next run of `chronos archive` or of `chronos archive compact`:
-once the journal is written, there is no way back. Law: readers never see a record twice. While
-folders are replaced, a reader may miss records; `tables.open_tables` fails then."""
+folders are hidden, the new one is renamed, the old ones and the journal are removed. After a kill
+the next run of `chronos archive` or of `chronos archive compact` completes a compaction whose
+journal is written, and removes the new folder of one without a journal. Law: readers never see a
+record twice. While folders are replaced, a reader may miss records; `tables.open_tables` fails
+then."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

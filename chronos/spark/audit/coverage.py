@@ -3,9 +3,9 @@
 Two questions. Up to which moment is a target, or a partition of the delay or progress topic,
 archived completely, with no open transaction and no record deleted before it was read? And which
 messages do the progress records written by then prove to be settled? The answers are small (a row
-for each target and partition; a row for each shard and moment) and go to the driver; the tables do
-not. Law: nothing is taken as proved that a gap, a compacted topic, an election or an open
-transaction could contradict."""
+for each target and one for each such partition; a row for each shard and moment) and go to the
+driver; the tables do not. Law: nothing is taken as proved that a gap, a compacted topic, an
+election or an open transaction could contradict."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

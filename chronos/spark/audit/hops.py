@@ -1,8 +1,8 @@
 """Forwarded records compared with their sources: outcomes changed where the two do not fit.
 
-A record that came to another partition than that of its id is the source. The shard of that
-partition lists it as forwarded in a progress record, and in the same transaction writes it to the
-right partition, as a record with a hop: a header that names the source. Law (laws 1 and 3): each
+A record that came to another partition than that of its id is the source. The shard it came to
+lists it as forwarded in a progress record, and in the same transaction writes it to the partition
+of its id, as a record with a hop: a header that names the source. Law (laws 1 and 3): each
 listed source has one record with its hop, and each accepted record with a hop has a listed source.
 A record with a hop but without a listed source counts as duplicated, a source without a record as
 missing. A mismatch that a gap or an open transaction could explain is not judged."""

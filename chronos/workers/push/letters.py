@@ -1,8 +1,8 @@
 """The records of a step besides deliveries: dead letters, rejected and forwarded records.
 
 `Forwards` keeps its part of law 8: it names the partitions that take no records at the moment, and
-the records that have become too large for the delay topic, so that `workers.replica.held` holds the
-one and rejects the other."""
+the records that are too large for the delay topic with their hop, so that `workers.replica.held`
+holds what would go to the former and rejects the latter."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,16 +1,16 @@
 """Target topics: their descriptions, requested from the brokers and kept for a short time, and
 those that refuse messages, which are set aside.
 
-A topic is described before the master produces to it, so that a missing topic or a message too
-large for its topic never fails a transaction (law 8). A target topic that is to be created on
-demand is created here and nowhere else.
+A topic is described before the master produces to it, so that a topic known to be missing, or a
+message known to be too large for its topic, never fails a transaction (law 8). A target topic that
+is to be created on demand is created here and nowhere else.
 
 Halving a step until a poison record is alone costs about a dozen aborted transactions. A target
-with REFUSED_MAX of them is therefore set aside. Its due messages are deferred together, without
-being produced, and the first of them are attempted in a transaction of their own: one message at
-first. A success doubles their number, until the target is no longer set aside; a refusal lengthens
-the pause before the next attempt. So a message that is refused does not hold up the others of its
-target.
+with REFUSED_MAX poison records is therefore set aside. Its due messages are deferred together,
+without being produced, and the first of them are attempted in a transaction of their own: one
+message at first. A success doubles their number, until the target is no longer set aside; refusals
+in a row lengthen the pause before the next attempt. So a message that is refused does not hold up
+the others of its target.
 
 A message is dead-lettered as refused only after an attempt of its own was refused. That attempt is
 shared with other messages once the target has refused PROVEN_AT messages in a row, each alone, for

@@ -1,12 +1,12 @@
 """The checkpoint worker: copies a shard's store to another location, at intervals and on request,
 removes the checkpoints beyond the number to keep, and trims the two logs.
 
-Trimming cannot be undone: what is trimmed remains in stores and checkpoints only. So a log is
-trimmed only up to the first position that a checkpoint, a replica or the archive may still need,
-never a record younger than `keep_logs_ms`, and not at all while such a position is unknown, or
-while there are fewer than CHECKPOINTS_MIN intact checkpoints (law 7). A checkpoint of a large store
-takes minutes: the worker runs in a thread of its own (`node.checkpoints`), never in that of its
-shard. Checkpoints are restored in `node.bootstrap`."""
+Trimming cannot be undone: what is trimmed remains in stores, checkpoints and the archive only. So a
+log is trimmed only up to the first position that a checkpoint, a replica or the archive may still
+need, never a record younger than `keep_logs_ms`, and not at all while the position of a replica is
+unknown, or while there are fewer than CHECKPOINTS_MIN intact checkpoints (law 7). A checkpoint of a
+large store takes minutes: the workers of all shards share a thread (`node.checkpoints`), which runs
+no shard. Checkpoints are restored in `node.bootstrap`."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,8 +1,8 @@
 """The report of one committed step, for the log, the metrics, and requests that wait.
 
 Deliveries are counted by target from numbers that the step already has. Only a step that delivers
-late messages of several targets needs a pass over its messages. The report says what happened; it
-decides nothing."""
+both late and punctual messages, or in which messages leave a lane, needs a pass over its messages.
+The report says what happened; it decides nothing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

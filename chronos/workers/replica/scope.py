@@ -1,8 +1,10 @@
-"""The scope of a step: whether it pulls, and up to which time it delivers, decided in one place
-before anything is pulled. What was pulled is a value too, `Pulled`.
+"""The scope of a step: whether it pulls, and whether it delivers everything due by now without
+regard to records that are not pulled, decided in one place before anything is pulled. What was
+pulled is a value too, `Pulled`.
 
 Keeps its part of laws 6 and 8: a message is delivered once every record is pulled that was readable
-at its due time, or, where records cannot be pulled for long, without them."""
+at its due time; or without them, if the pull worker is off, or if the queues of held records are
+full and none of their destinations takes records."""
 
 from collections.abc import Sequence
 from enum import Enum, auto

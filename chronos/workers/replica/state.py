@@ -17,10 +17,10 @@ The usual paths: `starting, recovering, follower` on a node that holds the shard
 over, master` when it becomes the master, `master, stepped down, recovering, follower` when another
 node becomes the master.
 
-A replica that meets a Retry before the end of its log was applied keeps its state, closes what it
-has open and begins again from its store; `Replica.paused` holds the reason meanwhile. So none of
-the states promises that anything is open. After that, an error that ends the leadership makes it
-`stepped down`, also before it is master."""
+A replica that meets a Retry while it has no `Master` keeps its state, closes what it has open and
+begins again from its store; `Replica.paused` holds the reason meanwhile. So none of the states
+promises that anything is open. Once it has one, the end of its leadership makes it `stepped down`,
+even if it was still `taking over`."""
 
 from collections.abc import Mapping
 from enum import StrEnum

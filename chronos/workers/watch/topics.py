@@ -3,9 +3,10 @@
 A client continues without an error in a topic that was deleted and created again, although the same
 offset is another record there, and no shard reads a partition that was added. Keeps its part of law
 1: the process ends if the delay or the progress topic has another id, or if two checks in a row
-miss it or find another number of partitions. The rejected and the dead-letter topic hold nothing
-that a shard needs: a missing one is created again, if Chronos may create topics. Settings of topics
-that are wrong or unwise are reported, and never changed."""
+miss it, or find another number of partitions or a wrong setting that the laws depend on. The
+rejected and the dead-letter topic hold nothing that a shard needs: a missing one is created again,
+if Chronos may create topics. Other settings that are wrong or unwise are reported; none is ever
+changed."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,5 +1,5 @@
-"""Reading a partition within a bound of memory, after a process that read it was ended for want of
-memory.
+"""Reading a partition within a bound of memory, after a process that read it ended, perhaps for
+want of memory.
 
 librdkafka refuses a large batch in zstd, but takes the memory for one in gzip, lz4 or snappy, and
 aborts the process if it gets none; also for a batch that it only fetches ahead. So a child process

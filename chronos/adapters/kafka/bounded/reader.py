@@ -1,7 +1,8 @@
 """A reader whose batches are decompressed in a child process with bounded memory.
 
-A process that ended for want of memory, and would end so again, reads on through this reader, up to
-the end that the partition had when it began; from there on it is a plain reader.
+It is for a partition whose last reader's process ended, perhaps for want of memory. It reads in
+this way up to the end that the partition had when such a reader was first asked for; from there on
+it is a plain reader.
 
 The child reads in one of three modes:
 
@@ -9,10 +10,10 @@ The child reads in one of three modes:
     STREAM   as a plain reader does, until a child ends for want of memory
     SINGLE   one batch with each fetch, afterwards
 
-A batch is unreadable only if two children ended for want of memory in PROBE mode before they had
-any record of it, the broker answered with its header, and the batch is compressed so much, or has
-so many records, that it can exceed the bound. So an outage, a kill or a batch behind it never
-counts."""  # noqa: E501
+A batch is unreadable for want of memory only if two children in PROBE mode lacked the memory to
+decompress it or to pass it on, the broker answered with its header, and by its size, compression
+and number of records it can take SUSPECT_BYTES of memory. So an outage, a kill or a batch behind it
+never counts."""  # noqa: E501
 
 import json
 import os

@@ -1,5 +1,5 @@
 """The turns of the readers of this process that may take much memory: one at a time, so that all
-shards together stay within the bound of one."""
+shards together take no more memory than one reader."""
 
 import threading
 import time

@@ -1,6 +1,7 @@
 """The cluster as its topic shows it to a client that does not join, for `chronos doctor`.
 
-It reads for one timeout, in which every member writes a heartbeat, and writes nothing."""
+It reads what the topic holds, then for one timeout, in which every member writes a heartbeat; it
+writes nothing."""
 
 import time
 

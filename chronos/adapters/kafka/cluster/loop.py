@@ -1,9 +1,9 @@
 """The thread of a member: it reads both partitions of the topic `chronos.cluster`, and does what
 `core.cluster.kafka.participant` decides.
 
-It waits for records only, and never for an answer: an attempt to become controller has a thread of
-its own (`roles.RolesWriter`). A process whose position is no longer in the log registers anew, and
-keeps meanwhile the roles that it had."""
+It waits for records, and for an answer only to step over a batch that cannot be read or to register
+anew: an attempt to become controller has a thread of its own (`roles.RolesWriter`). A process whose
+position is no longer in the log registers anew, and keeps meanwhile the roles that it had."""
 
 import queue
 import threading

@@ -1,8 +1,8 @@
 """One consumer of both partitions of the topic `chronos.cluster`.
 
 The position of a reader is lost when the log was truncated by an unclean election, was trimmed
-beyond it while this process was stopped, or belongs to another topic of the same name. All of these
-are `Forgotten`: the process registers anew."""
+beyond it while this process did not read, or belongs to another topic of the same name. All of
+these are `Forgotten`: the process registers anew."""
 
 import time
 from collections.abc import Callable, Mapping

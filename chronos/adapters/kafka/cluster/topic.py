@@ -1,8 +1,8 @@
 """The topic of the cluster (`topics.cluster`, by default `chronos.cluster`): created, checked,
 trimmed, and read with a reader of its own.
 
-It has two partitions, one of heartbeats and one of roles. Its records are defined in
-`core.cluster.kafka.records`."""
+It has two partitions, one of heartbeats and the other records of members, and one of roles. Its
+records are defined in `core.cluster.kafka.records`."""
 
 from chronos.adapters.kafka.batches import BatchHeader
 from chronos.adapters.kafka.cluster.reader import ClusterReader

@@ -2,10 +2,10 @@
 roles and open requests.
 
 Members are in the memory of the leader only. Each reports to the leader it knows, several times in
-a session timeout; a member that sends no report for that time is gone, and its incarnation never
-counts again. A new leader begins without members; they report to it with their registration
-numbers, so that their order stays the same. `Sessions` has no clock: time is an argument, in ms of
-a clock that never goes back."""
+a session timeout; a member that sends no report for that time is gone, and this leader never counts
+its incarnation again. A new leader begins without members; they report to it with their
+registration numbers, so that their order stays the same. `Sessions` has no clock: time is an
+argument, in ms of a clock that never goes back."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 After RocketMQ: each time the whole registration, at once when it changes, else once every interval.
 A registry that does not answer gets the registration again after a pause, and no registry waits for
-another one. What is sent and when is decided here; the requests are made by
-`admin.cluster.registry`."""
+another one. This module decides when it is sent, and under which state version;
+`admin.cluster.registry` describes what the node serves, and makes the requests."""
 
 from collections.abc import Mapping
 

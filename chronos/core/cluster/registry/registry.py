@@ -5,8 +5,8 @@ registration replaces everything known of its node.
 
 Tables: node -> its registration and the time of the last one; address -> node; (cluster,
 shard) -> the nodes that hold it; cluster -> its nodes and shards; topic -> the shards whose master
-registered it. RocketMQ's fifth table, of filter servers, has no counterpart. All answers are
-copies. No locks: one thread owns a registry."""
+registered it. RocketMQ's fifth table, of filter servers, has no counterpart. No answer changes with
+the tables. No locks: one thread owns a registry."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
