@@ -1,9 +1,10 @@
-"""The constraints between settings: values that are valid one by one and wrong together; and those
-checks of a single value that depend on its use, such as a property that Chronos sets itself, the
-path in ZooKeeper, or the length of the voters' secret.
+"""The constraints between settings: values that are valid one by one and wrong together; and some
+checks of a single value, such as a property that Chronos sets itself, the path in ZooKeeper, or the
+length of the voters' secret.
 
 One function for each subject; its texts name the keys and, where it is not obvious, the remedy. The
-other checks of the type, form and bounds of a single value are in `model` and `values`."""
+other checks of the type, form and bounds of a single value are in `model`, `cluster` and
+`values`."""
 
 import os.path
 import re

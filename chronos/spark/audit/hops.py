@@ -4,8 +4,10 @@ A record that came to another partition than that of its id is the source. The s
 lists it as forwarded in a progress record, and in the same transaction writes it to the partition
 of its id, as a record with a hop: a header that names the source. Law (laws 1 and 3): each
 listed source has one record with its hop, and each accepted record with a hop has a listed source.
-A record with a hop but without a listed source counts as duplicated, a source without a record as
-missing. A mismatch that a gap or an open transaction could explain is not judged."""
+An accepted record with a hop whose source is not listed, or has an earlier record, counts as
+duplicated; a source without a record as missing. A mismatch that a gap or an open transaction could
+explain is not judged. Nor is a missing record looked for if its source has a spread, or has no due
+time and was forwarded more than 45 minutes after it came."""
 
 from collections.abc import Mapping
 
