@@ -315,7 +315,7 @@ FAULTS: Faults = {
     ],
     "an end found under a wrong clock counts after the clock was corrected": [
         Change("return abs", "return False and abs"),
-        Change("self._reached_ms = 0 ", "pass ", "_beat"),
+        Change("self._reached_ms = 0 ", "pass ", "_beat_if_due"),
         Change("self._reached_ms = 0 ", "pass ", "_scope"),
     ],
     "an expired message is delivered": [

@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -480,10 +480,13 @@ def test_a_retry_keeps_the_state_and_gives_the_reason(case: SharedShard) -> None
 class CountedLog(EmbeddedLog):
     """The embedded log, with the clients that are open, and a call that fails once."""
 
-    open: ClassVar[list[object]] = []
+    open: Sequence[object] = ()
     fails_at = 0
     """Number of the call that fails; 0: none."""
     calls = 0
+
+    def count_anew(self, fails_at: int) -> None:
+        self.calls, self.fails_at, self.open = 0, fails_at, ()
 
     def reader(self, *args: Any, **options: Any) -> Any:
         self._count_call()
@@ -507,11 +510,16 @@ class CountedLog(EmbeddedLog):
 
         def closing() -> None:
             close()
-            self.open.remove(client)
+            self.open = [each for each in self.open if each is not client]
 
-        self.open.append(client)
+        self.open = [*self.open, client]
         client.close = closing
         return client
+
+
+def leads(node: Node) -> bool:
+    """Return whether the node is the shard's master."""
+    return node.replica.role == S.MASTER
 
 
 def test_a_failure_at_any_call_of_a_take_over_leaves_no_client_open(tmp_path: Path) -> None:
@@ -522,18 +530,18 @@ def test_a_failure_at_any_call_of_a_take_over_leaves_no_client_open(tmp_path: Pa
     log = cast("CountedLog", case.log)
     case.other.replica.close()
     for fails_at in itertools.count(1):
-        log.calls, log.fails_at, log.open = 0, fails_at, []
+        log.count_anew(fails_at)
         node = Node(case, f"n{fails_at}", lead(fails_at + 1))
-        while node.replica.role != S.MASTER and log.calls < fails_at:
+        while not leads(node) and log.calls < fails_at:
             node.step()
-        if node.replica.role == S.MASTER:
+        if leads(node):
             break
         assert node.replica.paused == "the broker is gone"
-        assert log.open == []
+        assert not log.open
         node.until(S.MASTER)
         assert len(log.open) == 2, "a reader of the delay partition, and a writer"
         node.replica.close()
-        assert log.open == []
+        assert not log.open
     assert fails_at > 7, "watermarks four times, two readers, a writer"
     case.log.close()
 

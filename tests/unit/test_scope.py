@@ -19,17 +19,17 @@ DUE = replace(IDLE, due_ms=9_000)
 PROVEN = replace(DUE, reached_ms=9_000)
 
 NEXT, TO_END = Scope(pull=Pull.NEXT), Scope(pull=Pull.TO_END)
-NOTHING, TURN = Scope(pull=Pull.NOTHING), Scope(pull=Pull.NOTHING, is_turn=True)
-STOPPED = Scope(pull=Pull.NOTHING, is_stopped=True)
+NOTHING, TURN = Scope(pull=Pull.NOTHING), Scope(pull=Pull.NOTHING, is_delivery_turn=True)
+STOPPED = Scope(pull=Pull.NOTHING, is_paused=True)
 BLIND = replace(STOPPED, is_blind=True)
 
-OTHERWISE = {
+OTHERWISE: dict[str, Any] = {
     "room": Room.FREE,
     "is_heartbeat": False,
-    "something_leaves": False,
+    "has_open_lane": False,
     "has_forwarded": False,
     "is_separate": False,
-    "has_waiting": False,
+    "has_buffered": False,
 }
 
 
@@ -50,24 +50,24 @@ def scope(times: Times, limits: Limits = LIMITS, **more: Any) -> Scope:
         (PROVEN, {}, NEXT),
         (replace(DUE, watermark_ms=9_000), {}, TO_END),
         # A lane that is open.
-        (IDLE, {"something_leaves": True}, TO_END),
+        (IDLE, {"has_open_lane": True}, TO_END),
         # Messages and rejected records that failed together take turns.
         (PROVEN, {"is_separate": True}, NOTHING),
-        (IDLE, {"is_separate": True, "something_leaves": True}, NOTHING),
-        (PROVEN, {"is_separate": True, "has_waiting": True}, NEXT),
+        (IDLE, {"is_separate": True, "has_open_lane": True}, NOTHING),
+        (PROVEN, {"is_separate": True, "has_buffered": True}, NEXT),
         (DUE, {"is_separate": True}, TO_END),
         (IDLE, {"is_separate": True}, NEXT),
         # After records were forwarded, messages that nothing can change any more come first.
         (PROVEN, {"has_forwarded": True}, TURN),
         (replace(DUE, watermark_ms=9_000), {"has_forwarded": True}, TURN),
-        (IDLE, {"has_forwarded": True, "something_leaves": True}, TURN),
+        (IDLE, {"has_forwarded": True, "has_open_lane": True}, TURN),
         (DUE, {"has_forwarded": True}, TO_END),
         (PROVEN, {"has_forwarded": True, "is_heartbeat": True}, TO_END),
         (replace(PROVEN, due_ms=NOW + 1, reached_ms=NOW + 2), {"has_forwarded": True}, NEXT),
         # Law 8 before law 6, once the queues are full for long.
-        (DUE, {"room": Room.WAITS}, STOPPED),
-        (DUE, {"room": Room.NONE}, BLIND),
-        (PROVEN, {"room": Room.NONE, "is_heartbeat": True, "has_forwarded": True}, BLIND),
+        (DUE, {"room": Room.FULL}, STOPPED),
+        (DUE, {"room": Room.STUCK}, BLIND),
+        (PROVEN, {"room": Room.STUCK, "is_heartbeat": True, "has_forwarded": True}, BLIND),
     ],
 )
 def test_the_scope_of_a_step(times: Times, more: dict[str, Any], expected: Scope) -> None:

@@ -143,7 +143,7 @@ class HeldQueues:
         pausing = self.pausing(now_ms)
         if pausing is None:
             return Room.FREE
-        return Room.WAITS if all(topic.is_patient(now_ms) for topic in pausing) else Room.NONE
+        return Room.FULL if all(topic.is_patient(now_ms) for topic in pausing) else Room.STUCK
 
     def next_look_ms(self, now_ms: int) -> int | None:
         """Return when a destination of held records is asked for again (epoch ms); None if no

@@ -76,9 +76,9 @@ one. So a step that cannot be committed, because the delay partition cannot be r
 a progress record alone."""
 
 LINGERING_MAX = 50
-"""A step with at least so many records pulled and messages delivered is followed by the next one at
-once, because they share the cost of its transaction. A shard with 5,000 messages a second has
-more in each step: its lateness does not grow."""
+"""A step with fewer records pulled and messages delivered is followed by a rest, because the next
+ones then share the cost of a transaction; after a larger one the next begins at once. A shard with
+5,000 messages a second has more in each step: its lateness does not grow."""
 
 
 class ReplicaSettings(Struct, frozen=True, kw_only=True):
@@ -168,6 +168,7 @@ class Master:
         self._caught_up = False
         """The last step left nothing behind, and was small."""
         self._reached_ms = 0
+        """`Pulled.reached_ms` of the last step whose records are applied; 0: it is not known."""
         self._wrote_on = False
         """The last step wrote held records on: the next one does not."""
         self._is_timed = False
@@ -186,7 +187,8 @@ class Master:
         return self._horizon.at(self._shard.state, now_ms)
 
     def step(self, now_ms: int) -> int:
-        """Do one step of at most one transaction; return when to be called again, in epoch ms."""
+        """Do one step, of at most one transaction besides a heartbeat that is overdue; return when
+        to be called again, in epoch ms."""
         self.last, self._is_timed = None, False
         self.tenure.check()
         if self.tenure.clock_was_set():
@@ -196,14 +198,14 @@ class Master:
         if (wake_ms := self._rest_until(now_ms)) is not None:
             self._is_timed = True
             return wake_ms
-        is_heartbeat = self._beat(now_ms)
-        # Without parked messages there are no lanes, and nothing is asked.
-        open_lanes = (
+        is_heartbeat = self._beat_if_due(now_ms)
+        # Without parked messages there are no lanes, and no broker is asked.
+        has_open_lane = (
             self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
         )
         if self._write_on(now_ms):
             return now_ms
-        scope = self._scope(now_ms, is_heartbeat=is_heartbeat, something_leaves=open_lanes)
+        scope = self._scope(now_ms, is_heartbeat=is_heartbeat, has_open_lane=has_open_lane)
         pulled, staged = self._stage(self._pull(scope, now_ms), now_ms)
         walks = not staged.unreadable and self._zones.goes_on(self._shard.state)
         if walks:
@@ -211,23 +213,26 @@ class Master:
         self._check_pulled(staged, now_ms)
         if staged.forwards or staged.rejections:
             self._held.admit(staged, now_ms)
+        # Messages that are due by then may leave: no record that is not pulled can change them.
         until_ms = now_ms
         if not scope.is_blind:
             until_ms = min(now_ms, max(pulled.reached_ms, staged.watermark_ms))
-        selection = self._select(scope, staged, until_ms, now_ms, open_lanes=open_lanes)
+        selection = self._select(scope, staged, until_ms, now_ms, has_open_lane=has_open_lane)
         has_work = pulled.records or selection.items or staged.unreadable
         if not (has_work or is_heartbeat or staged.replans or staged.zone_data):
             if walks:
                 self._zones.stepped()
-            return now_ms if scope.is_turn or walks else self._idle(now_ms)
+            return now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
         report = self._commit(staged, selection, len(pulled.records), now_ms, until_ms)
         if walks:
             self._zones.stepped()
-        self._take(pulled, staged, report)
+        self._advance(pulled, staged, report)
         if has_work:
             self.last = report
             report.write(self._shard.rules.shard)
-        return self._after(len(pulled.records) + len(selection.items), selection.complete, now_ms)
+        return self._next_call_ms(
+            len(pulled.records) + len(selection.items), selection.complete, now_ms
+        )
 
     def _rest_until(self, now_ms: int) -> int | None:
         """Return when to go on (epoch ms), if a quota of the brokers or the time between two
@@ -239,7 +244,7 @@ class Master:
             return self.tenure.committed_ms + self._limits.linger_ms
         return None
 
-    def _beat(self, now_ms: int) -> bool:
+    def _beat_if_due(self, now_ms: int) -> bool:
         """Commit a progress record alone if one is needed before the step; return whether the step
         is to be committed even if it has no work."""
         since_ms = now_ms - self.tenure.committed_ms
@@ -265,7 +270,7 @@ class Master:
         staged = self._shard.stage(pulled.records, parsed, horizon_ms=self._horizon_ms(now_ms))
         return pulled, staged
 
-    def _take(self, pulled: Pulled, staged: Staged, report: StepReport) -> None:
+    def _advance(self, pulled: Pulled, staged: Staged, report: StepReport) -> None:
         """Go on behind what a committed step has pulled."""
         self._puller.release(len(pulled.records))
         if staged.unreadable:
@@ -279,7 +284,7 @@ class Master:
                 self._shard.rules.shard, report.committed_ms, pulled.parsed, staged
             )
 
-    def _after(self, size: int, is_complete: bool, now_ms: int) -> int:
+    def _next_call_ms(self, size: int, is_complete: bool, now_ms: int) -> int:
         """Return when to be called again after a committed step of so many records and messages
         (epoch ms)."""
         state = self._shard.state
@@ -361,7 +366,7 @@ class Master:
         """See `ports.Writer`. Any thread may read."""
         return self._writer.throttle
 
-    def _scope(self, now_ms: int, *, is_heartbeat: bool, something_leaves: bool) -> Scope:
+    def _scope(self, now_ms: int, *, is_heartbeat: bool, has_open_lane: bool) -> Scope:
         """Return what this step may do."""
         if now_ms < self._reached_ms:
             self._reached_ms = 0  # the clock was set back to before that time
@@ -377,13 +382,13 @@ class Master:
             ),
             room=self._held.room(now_ms),
             is_heartbeat=is_heartbeat,
-            something_leaves=something_leaves,
+            has_open_lane=has_open_lane,
             has_forwarded=search.forwarded,
             is_separate=search.separate,
-            has_waiting=self._puller.waiting > 0,
+            has_buffered=self._puller.waiting > 0,
         )
-        self._is_timed = scope.is_stopped
-        if not scope.is_stopped:
+        self._is_timed = scope.is_paused
+        if not scope.is_paused:
             search.forwarded = False
         return scope
 
@@ -420,18 +425,20 @@ class Master:
             )
 
     def _select(
-        self, scope: Scope, staged: Staged, until_ms: int, now_ms: int, *, open_lanes: bool
+        self, scope: Scope, staged: Staged, until_ms: int, now_ms: int, *, has_open_lane: bool
     ) -> Selection:
         limits, search = self._limits, self._poison_search
         messages_max = max(
             1, min(search.messages_max, limits.messages - len(staged.held) // HOLDS_PER_DECISION)
         )
         apart = search.separate or self._letters.rejected.failures > 0
+        # Forwarded records go without messages: until their transaction ends, no consumer can read
+        # on in the partitions that they are written to.
         if not limits.push or staged.forwards or (apart and staged.rejections):
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         throttle = self._writer.throttle
         bytes_max = limits.bytes if throttle is None else min(limits.bytes, throttle.bytes_max)
-        if not open_lanes:
+        if not has_open_lane:
             return self._select_due(
                 scope, staged, until_ms, now_ms, TARGETS_MAX, messages_max, bytes_max
             )

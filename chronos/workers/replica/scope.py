@@ -35,9 +35,9 @@ class Scope(Struct, frozen=True, kw_only=True):
     is_blind: bool = False
     """Everything due by now is delivered, without regard to records that are not pulled. Then the
     cursor must not say that they were (law 3: ids would be forgotten too early)."""
-    is_turn: bool = False
+    is_delivery_turn: bool = False
     """Nothing is pulled in this step, because it is the turn of messages: the next one pulls."""
-    is_stopped: bool = False
+    is_paused: bool = False
     """Nothing is pulled until something else than a record ends that."""
 
 
@@ -85,9 +85,9 @@ class Room(Enum):
     """Whether the queues take more held records."""
 
     FREE = auto()
-    WAITS = auto()
+    FULL = auto()
     """They are full, and a destination takes records or may do so soon."""
-    NONE = auto()
+    STUCK = auto()
     """They are full, and no destination takes records."""
 
 
@@ -97,32 +97,32 @@ def scope_of(
     *,
     room: Room,
     is_heartbeat: bool,
-    something_leaves: bool,
+    has_open_lane: bool,
     has_forwarded: bool,
     is_separate: bool,
-    has_waiting: bool,
+    has_buffered: bool,
 ) -> Scope:
     """Return the scope of the next step.
 
-    `something_leaves`: a lane with messages is open. `has_forwarded`: the last step forwarded
-    records. `is_separate`: messages and rejected records take turns. `has_waiting`: records were
+    `has_open_lane`: a lane with messages is open. `has_forwarded`: the last step forwarded
+    records. `is_separate`: messages and rejected records take turns. `has_buffered`: records were
     read, and are not applied yet."""
     if not limits.pull:
-        return Scope(pull=Pull.NOTHING, is_blind=True, is_stopped=True)
+        return Scope(pull=Pull.NOTHING, is_blind=True, is_paused=True)
     if room is not Room.FREE:
         # Law 8 before law 6: refused records that cannot be written must not hold back what is
         # pending for long.
-        return Scope(pull=Pull.NOTHING, is_blind=room is Room.NONE, is_stopped=True)
+        return Scope(pull=Pull.NOTHING, is_blind=room is Room.STUCK, is_paused=True)
     delivers = limits.push and times.is_due
-    if has_forwarded and not is_heartbeat and (something_leaves or (delivers and times.is_proven)):
-        # Records are forwarded without deliveries, so that messages wait in other partitions for a
-        # short time only; so messages come first now.
-        return Scope(pull=Pull.NOTHING, is_turn=True)
-    # The cursor of a step that empties lanes follows the current time, so that what left is kept
-    # for its retention.
-    leaves_now = something_leaves and not is_separate
+    if has_forwarded and not is_heartbeat and (has_open_lane or (delivers and times.is_proven)):
+        # Records are forwarded without messages, because a consumer cannot read on in their
+        # partitions until the transaction ends; so messages come first now.
+        return Scope(pull=Pull.NOTHING, is_delivery_turn=True)
+    # Messages that leave a lane are kept directly behind the cursor, for their retention: so the
+    # cursor must follow the current time, for which the end must be known.
+    leaves_now = has_open_lane and not is_separate
     if is_heartbeat or leaves_now or (delivers and times.is_open):
         return Scope(pull=Pull.TO_END)
-    if is_separate and not has_waiting and (delivers or something_leaves):
+    if is_separate and not has_buffered and (delivers or has_open_lane):
         return Scope(pull=Pull.NOTHING)
     return Scope(pull=Pull.NEXT)
