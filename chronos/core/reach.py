@@ -1,9 +1,13 @@
 """The reach of a sender: which messages are its own, by patterns of their targets and ids.
 
-Functions that look up messages for a sender, or make records of its request, have the reach or the
-sender as a required argument, so that no caller can forget it; in a `core.query.filter.Filter` the
-reach is one of the conditions. A sender without limits has EVERYTHING. Which reach a token has is
-decided in `admin.http.tokens`."""
+The look-up of a message (`core.query.lookup.find`), the filter of letters (`Wanted`), the planner
+of messages (`Planner.plan_body`) and requests to other nodes require the reach or the sender, so
+that no caller forgets it. Two things do not: a `core.query.filter.Filter` has EVERYTHING by
+default, and what makes the records of an action or a replay (`plan_action`, the bulk jobs,
+`core.letters.replay`) takes no reach: its callers have found the messages within the reach before.
+
+A sender without limits has EVERYTHING. Which reach a token has is decided in
+`admin.http.tokens`."""
 
 import re
 from fnmatch import fnmatchcase

@@ -1,9 +1,11 @@
 """The audit trail of the HTTP interface: an entry for each request that changes something or shows
-payloads, with its sender and its outcome.
+payloads, with its sender and its outcome. Entries are lines of the file `audit.path`; without that
+they are log lines, and only requests with a token have one.
 
 The server makes the entries, whichever handler or node answers the request; requests that are
-refused have one too. There is none for a request without a known sender, for one beyond the limits
-of its sender, and for one that another node has forwarded, which has written the entry itself.
+refused have one too. There is none for a request that is refused before its sender is known, as
+without a valid token; for one beyond the limits of its sender; for a poll that ends without a
+record; and for one from another node, which has written the entry of a request that it forwards.
 Health checks and deliveries do not wait for the trail. Entries are read in
 `admin/cluster/audit.py`.
 
@@ -11,7 +13,7 @@ With `audit.required`: 1. the intent is durable, 2. the handler runs, 3. the ans
 outcome is written. While entries cannot be written, outcomes are kept and tried again, and new
 requests are refused. The outcome of a request without an intent is lost if WAITING_MAX entries
 wait; `Trail.lost` counts these. Entries that still wait when the node has stopped are lost too, and
-only logged."""
+only their number is logged."""
 
 import asyncio
 import secrets

@@ -1,8 +1,9 @@
-"""Error answers (`application/problem+json`, RFC 9457) with a hint what to do; and the check of
-JSON against the types of `schemas`, which names every error by its field.
+"""Error answers (`application/problem+json`, RFC 9457), most with a hint what to do; and the check
+of JSON against the types of `schemas`, which names errors by their fields.
 
-The decoders of msgspec stop at the first error. They run first, on every request; a body that they
-refuse is checked again here, field by field, so that the answer lists all errors."""
+The decoders of msgspec stop at the first error. They run first, on every request; a body or a query
+that they refuse is checked again here, field by field, so that the answer lists the first error of
+every field, of FAULTS_MAX fields at most. An array is one field."""
 
 import difflib
 import re

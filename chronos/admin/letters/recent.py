@@ -1,9 +1,11 @@
-"""The newest rejected records by id, for the look-up of an id.
+"""An index of the newest rejected records by id: a look-up of a message names its rejection.
 
-Each node has its own index in memory. A look-up first reads what has come to the rejected topic
-since the look-up before, but no more than the end of each partition: in the partition of the id, or
-in all of them if the id names a position in the delay topic. The index keeps the newest IDS_MAX
-ids; older records are found by a scan of the topic."""
+Each node has its own index in memory, empty at its start. A look-up first reads what has come to
+the rejected topic since the last reading: in the partition of the id, or in all partitions if the
+id names a position in the delay topic; for READ_S at most, and of each partition only its last
+records, IDS_MAX in all of them together or PARTITION_RECORDS_MIN in each. The index keeps the
+IDS_MAX ids that were read last. A look-up never scans the topic: older records are found by the
+requests under `/v1/rejected`."""
 
 import threading
 import time

@@ -1,12 +1,12 @@
 """The followers in sync of a shard, and the modes of replication, one of which needs them.
 
-The rules RH-* of RocketMQ (docs/contributing/conformance.md), with Kafka as the log. A message is
-durable before any follower has it, so a follower in sync saves time and does not add safety: it
-takes a shard over without first replaying more than `max_lag_ms` of its log.
+A message is durable in Kafka before any follower has it, so a follower in sync saves time and does
+not add safety: it takes a shard over without first replaying more than `max_lag_ms` of its log.
 
 A replica is in sync if it works, its node can become master, and it has applied everything that the
 most advanced replica had applied `max_lag_ms` ago, as Kafka defines it with
-`replica.lag.time.max.ms`. A single late report changes nothing."""
+`replica.lag.time.max.ms`. A single late report changes nothing. RocketMQ's rules RH-*, and what is
+done instead of them, are in docs/contributing/conformance.md."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -1,9 +1,10 @@
-"""The rules of a shard's parser: what the configuration allows a message to ask for, and what a
-master remembers of the records that it parsed. (The numbered rules of a replay are another thing:
-see `progress`.)
+"""The rules of the parser: what the configuration allows a message to ask for, and what is
+remembered of the records that were parsed. (Not the numbered rules of a replay: see `progress`.)
 
-The limits count only while a master decides: a replica parses with `for_replay`, which refuses
-nothing that a setting could refuse (law 9)."""
+The master of a shard parses by them. The HTTP interface of every node, be it master or not, checks
+what it writes by the same object, in threads of its own, and what it checks is remembered and
+counted too. A replay parses with `for_replay`, which refuses nothing that a setting could refuse
+(law 9)."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -1,5 +1,6 @@
 """The partitions of the messages without a key: one for each topic and turn, chosen by the selector
-from how the brokers answer; where the selector is off and no partition is closed, the log chooses.
+from how the brokers answer. While no partition of the topic is closed, the log chooses instead if
+the selector is off, or if the log has no brokers (the embedded log).
 
 A turn is about as many messages as a batch of the client holds, for each target of the step, so
 that a small step writes to one partition of each topic, and a large one spreads over several. A

@@ -1,6 +1,6 @@
 """The values of the push: the bounds of one step of a master (`Limits`), the inputs of a plan, and
-the planned transaction; and the counts of dead letters and rejected records for the log. `push`
-makes the plan."""
+the planned transaction, which `push` fills; and the numbers of dead letters and rejected records of
+one step by reason and target, for log lines, metrics and the reports of recent dead letters."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set

@@ -1,9 +1,12 @@
-"""The controllership on Kafka: when a member stands as candidate for controller, when it fences the
-others, when it may publish, and when it steps down.
+"""The controllership on Kafka: the stages in which a member becomes the controller, how long the
+controller has been silent, which record is to be committed next, and when this process steps down.
+
+`participant` decides when to stand and when to publish: only while this process is seen, and has
+read the roles as far as the others.
 
 The controller is the master of the partition ROLES, and takes over as masters of shards do: read to
-the end, fence, read to the end again, commit an epoch record, only then decide. A mistake here
-causes a needless change of the controller; the fencing of the log lets only one controller commit.
+the end, fence, read to the end again, commit an epoch record, only then decide. A controller that
+is called silent by mistake is replaced without need; the fencing of the log lets only one commit.
 """
 
 from enum import StrEnum

@@ -1,10 +1,13 @@
 """The incarnation that counts for each node, and whether it is present.
 
 An incarnation is one process of a node. Which one counts follows from the records alone: the
-greatest generation, and of equal ones the first in the partition, so that all readers agree. It is
-present from a heartbeat that is read after the reading process has begun, until its leave record,
-or until it was silent for too long by the time that counts for the reading process
-(`core.cluster.kafka.heartbeats`), so that readers may disagree for a while."""
+greatest generation, and of equal ones the first in the partition, so that all readers agree.
+
+It is present from a heartbeat that lies behind the first one of the reading process itself: earlier
+ones say nothing about the present. It is so until its leave record, or until its heartbeats have
+not shown for too long that it goes on reading, the heartbeats as well as the roles; that is
+measured by the time that counts for the reading process (`core.cluster.kafka.heartbeats`), so that
+readers may disagree for a while."""
 
 from msgspec import Struct
 from msgspec.structs import replace
