@@ -1,6 +1,6 @@
 """Chronos, a delayed-message service on Kafka: a producer sets when a message is due, Chronos keeps
 it on disk and writes it to its target topic at that time, exactly once, even if machines fail in
-between. The package itself has the names of the Python client only:
+between. Besides `__version__`, the package itself has only the names of the Python client:
 
     chronos.Client, chronos.AsyncClient     schedule, find and cancel messages over HTTP
     chronos.message(...)                    a message for `schedule_many`

@@ -5,8 +5,8 @@
     │   ├── ConfigurationError   2: a setting is wrong; every problem is listed
     │   ├── StoreCorrupt         5: bytes of the store are damaged, missing or of an unknown format
     │   ├── StoreInUse           1: another process holds the data directory
-    │   ├── LogMismatch          1: the log is not the one the store was built from
-    │   ├── Deposed              1: another node is master of this shard
+    │   ├── LogMismatch          1: log and store do not belong together, or a newer version wrote one of them
+    │   ├── Deposed              1: another standalone node took over this shard
     │   ├── NodeIdTaken          1: another data directory serves the cluster under this node's id
     │   ├── SparkMissing         3: PySpark, Java or the connector is not installed
     │   ├── ArchiveInUse         1: another process writes to the archive

@@ -1,7 +1,7 @@
 """Logging: structlog on standard error, JSON for programs, colours for people.
 
-Nothing that a client sent acts on a terminal or looks like a second line. On a full disk lines are
-lost, and no caller fails."""
+Nothing that a client sent acts on a terminal; outside the traceback of a bug, nothing of it looks
+like a second line. On a full disk lines are lost, and no caller fails."""
 
 import io
 import logging

@@ -1,9 +1,10 @@
-"""The ports: what the workers and the node ask of a log, a store, a clock, a coordinator,
-checkpoints, an audit trail and tracing, and the guarantees that each gives.
+"""The ports: what the workers, the node and the HTTP interface ask of a log, a store, a clock, a
+coordinator, checkpoints, an audit trail and tracing, and the guarantees that each gives.
 
 `adapters` implements them, the log twice and the coordinator three times. `tests/contract` holds
-one suite for each of the first five and runs it over all implementations. A method of an adapter
-without a docstring does what is written here.
+one suite for each of the first five and runs it over all adapters, and over the simulator's
+implementations of the first four. A method of an adapter without a docstring does what is written
+here.
 
 No implementation changes a value that it is given, and none keeps one to change it later: records,
 headers, rows and specifications are the caller's."""

@@ -3,7 +3,8 @@ package `tzdata`.
 
 The zone data of the machine are not looked at, whatever `PYTHONTZPATH` and `zoneinfo.TZPATH` name:
 they may be of another age than the package, and other zones are in them, such as the machine's own
-(`localtime`). A program that imports the client keeps its own zone data.
+(`localtime`). A program that imports the client keeps its own zone data; in it, only the
+client's checks use these.
 
 Of the replicas of a shard, only the master computes with zone data and refuses names by them; the
 others execute what it recorded (law 9)."""

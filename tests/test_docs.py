@@ -22,6 +22,7 @@ from chronos.admin.cluster.metrics import BROKER_METRICS, COUNTS, METRICS, NODE_
 from chronos.admin.http.routes import table
 from chronos.cli.app import app
 from chronos.config.catalogue import PROPERTIES, keys
+from chronos.config.reading import OF_THE_COMMAND_LINE
 from chronos.core import message
 from chronos.core.message import Entry, Reason
 from chronos.core.shard.codec import (
@@ -169,9 +170,7 @@ def test_every_setting_exists(page: Path) -> None:
 @on_every_page
 def test_every_variable_exists(page: Path) -> None:
     """CHRONOS_* variables set something."""
-    others = {"CHRONOS_SERVER", "CHRONOS_CONFIG", "CHRONOS_ARCHIVE", "CHRONOS_TOKEN"}
-    others |= {"CHRONOS_CA", "CHRONOS_CERT", "CHRONOS_CERT_KEY"}
-    for name in set(re.findall(r"CHRONOS_[A-Z_]+", page.read_text())) - others:
+    for name in set(re.findall(r"CHRONOS_[A-Z_]+", page.read_text())) - OF_THE_COMMAND_LINE:
         path = name.removeprefix("CHRONOS_").strip("_").lower().replace("__", ".")
         assert path == "" or path in keys() or path.startswith(f"{PROPERTIES}."), name
 

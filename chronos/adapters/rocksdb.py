@@ -15,7 +15,8 @@ The log files of RocksDB, WAL and MANIFEST, consist of blocks of 32 KiB; a recor
 u32, length u16, type u8 (little-endian), payload. RocksDB checks the crc itself, but misses two
 kinds of single flipped bits (measured): a type it does not expect makes it loop for ever, and a
 length that points beyond the end of the file makes the rest of the file look like a write torn by a
-power cut, which it drops without an error. `check_records` finds both.
+power cut, which it drops without an error. `check_records` finds both, except such a length in the
+last record of a file: that record cannot be told from a torn one.
 
 RocksDB's own snapshots are not used: their iterators see later writes (measured). An iterator keeps
 the tables and memtables of its moment, and the directory locked, until it is closed."""

@@ -5,9 +5,9 @@ A deleted row stays in memtables and tables until a compaction drops it, and an 
 it at 0.1 to 0.3 µs each while it holds the GIL. So a scan passes over about SKIPPED_MAX deleted
 rows and then ends as a part (`set_max_skippable_internal_keys`). The iterator that gives up does
 not tell where it is; `_stretches` finds how far a scan can go. Each stretch has a bound of its own,
-so a scan passes over more rows where they become rarer from one stretch to the next. Two scans have
-no bound: one over thousands of deleted keys that begin alike, and one of a snapshot, which has a
-single iterator."""
+so a scan passes over more than SKIPPED_MAX where deleted rows become rarer from one stretch to the
+next. Two scans have no bound: one over thousands of deleted keys that begin alike, and one of a
+snapshot, which has a single iterator."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

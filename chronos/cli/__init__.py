@@ -4,9 +4,10 @@
 `service` and `spark` execute them; `output` prints. Data goes to stdout, everything else to stderr.
 Exit codes: 0 ok, 1 failure, 2 usage, configuration or a missing package, 3 a dependency is
 unreachable or Spark cannot be started, 4 not found, 5 store corrupt, 6 not proved (`chronos
-audit`), 128 + n ended by signal n. The modules of most verbs are imported when the verb runs, so
-that verbs that only send requests to a service start quickly and need the base installation
-alone."""
+audit`), 128 + n ended by signal n. Some verbs handle Ctrl-C themselves: then it is 0 (`serve`,
+`tail`, `top`) or 1 (bulk operations, Spark). The modules of most verbs are imported when the verb
+runs, so that verbs that only send requests to a service start quickly and need the base
+installation alone."""
 
 import sys
 from typing import NoReturn

@@ -1,9 +1,10 @@
 """The verbs about messages and services, with their options and their help.
 
-The verbs about Spark, changes, dead letters, rejected records, the registry and failovers are
-declared in other modules and added here. `config` and `version` are executed here, every other verb
-in another module. The modules of `status`, `whoami`, `rates`, `failover`, dead letters, rejected
-records and the registry are imported with this one; those of all other verbs when the verb runs."""
+The verbs about Spark, changes and jobs, dead letters, rejected records, the registry and failovers
+are declared in other modules and added here. `config` and `version` are executed here, every other
+verb in another module. The modules of `status`, `whoami`, `rates`, `failover`, dead letters,
+rejected records and the registry are imported with this one; those of all other verbs when the verb
+runs."""
 
 import os
 import sys

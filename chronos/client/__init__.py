@@ -7,9 +7,10 @@ themselves.
     message(...)            a message for `schedule_many`
     headers(...)            control headers for a Kafka producer
 
-Modules: `models` has the results and errors; `requests`, `dead_letters` and `servers` make the
-requests and choose the node for each, without I/O; `connection` reads the address, the token and
-TLS; `blocking` and `asynchronous` send the requests."""  # noqa: E501
+Modules: `models` has the results and errors, `headers` the control headers; `requests`,
+`dead_letters` and `servers` make the requests and choose the node for each, without I/O;
+`connection` reads the address, the token and TLS; `blocking` and `asynchronous` send the
+requests."""  # noqa: E501
 
 from chronos.client.asynchronous import AsyncClient
 from chronos.client.blocking import Client

@@ -2,8 +2,8 @@
 of them, part by part.
 
 A dead letter is named by its position, which is the partition and offset of its record, or by the
-id of its message, which stands for the newest dead letter of this message. The clients send the
-requests."""
+id of its message, which stands for the newest dead letter of this message; in a list, for all of
+them. The clients send the requests."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict

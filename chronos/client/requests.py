@@ -4,9 +4,9 @@ to the registry in `servers`.
 
 A bare number is refused as a time, and as a duration unless it is 0: its unit is never guessed.
 
-Both clients send `HttpRequest` values and read the answers by `read_answer`. A call that takes
-several requests is a generator, such as `confirm`: it yields requests and pauses, and the client
-sends back the answers."""
+Both clients send `HttpRequest` values and read the answers by `read_answer`. Lists are read page by
+page by the clients. Any other call that takes several requests is a generator, such as `confirm`:
+it yields requests and pauses, and the client sends back the answers."""
 
 import base64
 import json

@@ -3,10 +3,12 @@ the requests to the registry.
 
 With one address, every request goes there: to a node, or to a load balancer. With a list, each
 address is a registry of the cluster. The client then requests the routes of the shards from one of
-them, or from a node of the last routes, and uses the routes for ROUTES_S. It sends a request about
-an id to the master of its shard, and to the followers if the master does not answer or takes no
-writes. A node that fails is avoided for AVOID_S, and the routes are requested anew. If no registry
-answers, the last routes stay in use. This module opens no sockets."""
+them, or from a node of the last routes, and uses the routes for ROUTES_S. A request that has an
+`id` goes to the master of its shard, and to the followers if the master does not answer; a write
+goes to the followers first if the master takes no writes. Other requests, also those about dead
+letters, go to `Servers.home`. A node that fails is avoided for AVOID_S, and the routes are
+requested anew. If no registry answers, the last routes stay in use. This module opens no
+sockets."""
 
 import json
 import random

@@ -1,8 +1,9 @@
 """The texts about wrong settings: what is wrong, and what to write instead.
 
-Texts only: `reading` adds the place of each problem, and sorts the problems. The texts about
-constraints are in `constraints`, those about the form of a value in `values`, and those about the
-structure of a file, a variable or a flag in `reading`."""
+Texts only: `reading` adds the place of each problem, and sorts the problems. Here are those about
+bounds, choices, switches, whole numbers, missing values, unknown keys, and text that is not YAML.
+Those about constraints are in `constraints`, those about the form of other values in `values`, and
+all others about the structure of a file, a variable or a flag in `reading`."""
 
 import json
 import re

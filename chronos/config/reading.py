@@ -26,17 +26,18 @@ from chronos.config.messages import (
 from chronos.config.model import Config
 from chronos.errors import ConfigurationError
 
-# These are read by the command line before there is a configuration.
-_OF_THE_COMMAND_LINE: Final = frozenset(
+OF_THE_COMMAND_LINE: Final = frozenset(
     {
-        "CHRONOS_SERVER",
+        "CHRONOS_ARCHIVE",
         "CHRONOS_CONFIG",
+        "CHRONOS_SERVER",
         "CHRONOS_TOKEN",
         "CHRONOS_CERT",
         "CHRONOS_CERT_KEY",
         "CHRONOS_CA",
     }
 )
+"""Variables that the command line and the client read themselves."""
 
 # What YAML 1.1 reads as nothing and as a switch; said here for texts that are not in a YAML file.
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
@@ -132,7 +133,7 @@ def _read_file(reading: _Reading, path: str) -> None:
 def _read_variables(reading: _Reading, environ: Mapping[str, str]) -> None:
     # In order of their names a section comes before its keys, so the more specific variable wins.
     for name in sorted(environ):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OF_THE_COMMAND_LINE:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in OF_THE_COMMAND_LINE:
             continue
         path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         if path.startswith(f"{PROPERTIES}."):

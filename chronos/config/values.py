@@ -1,5 +1,5 @@
-"""Values as people write them (durations, sizes, names, addresses, rates), checked and converted;
-and `key` and `Section`, of which the configuration is made.
+"""Values as people write them (such as durations, sizes, names, addresses, rates), checked and
+converted; and `key` and `Section`, of which the configuration is made.
 
 A refusal is a ValueError whose text is shown as it is: what is wrong with the value, and where
 possible what to write instead."""

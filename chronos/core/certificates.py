@@ -2,8 +2,8 @@
 a strict verification refuses, also the remedy.
 
 Since 3.13 Python verifies certificates strictly, as RFC 5280 asks (`ssl.VERIFY_X509_STRICT`). The
-errors are those of `ssl` and aiohttp, and only their attributes are read: neither is imported. What
-a certificate itself contains is read in `node.certificates`."""
+errors are those of sockets, `ssl` and aiohttp, and only their attributes are read: neither module
+is imported. What a certificate itself contains is read in `node.certificates`."""
 
 STRICT = range(79, 95)
 """OpenSSL's codes for what a strict verification refuses: X509_V_ERR_INVALID_CA to

@@ -1,6 +1,6 @@
 """Histograms of lateness and of durations: counts in buckets with fixed upper bounds.
 
-One thread counts, without a lock. Another one that reads meanwhile may miss the last step."""
+One thread counts, without a lock. Another one that reads meanwhile may see part of a step."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

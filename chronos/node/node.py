@@ -1,8 +1,8 @@
 """The node: the parts of one Chronos process, started and stopped in order.
 
 `Node.start` and `Node.stop` number the order. Threads of its own do the maintenance, compact the
-stores and ask whether a broker answers. HTTP is not part of it: `cli` starts it last and stops it
-first. What a part does is the subject of its own file."""
+stores and ask whether a broker answers. The HTTP interface is not part of it: `cli` starts it last
+and stops it first. What a part does is the subject of its own file."""
 
 import os
 import secrets

@@ -24,9 +24,6 @@ from chronos.workers.push.lanes import RateLimits
 if TYPE_CHECKING:
     from chronos.node.shards import ShardDriver
     from chronos.workers.cluster.membership import Membership
-if TYPE_CHECKING:
-    from chronos.workers.cluster.membership import Membership
-
 
 log = structlog.get_logger("chronos.node")
 

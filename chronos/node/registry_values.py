@@ -19,8 +19,6 @@ from chronos.errors import Stop
 
 if TYPE_CHECKING:
     from chronos.workers.cluster.membership import Membership
-if TYPE_CHECKING:
-    from chronos.workers.cluster.membership import Membership
 
 
 log = structlog.get_logger("chronos.node")

@@ -1,6 +1,7 @@
-"""The topics that Chronos owns: their partitions, and the settings that they must have.
+"""The topics that Chronos owns: their partitions, and the settings that they are created with.
 
-These are specifications: the log creates the topics and checks them (`ports.TopicLog`). The
+These are specifications: the log creates the topics and checks them (`ports.TopicLog`). Kafka's log
+insists on `message.timestamp.type` and `cleanup.policy`, and only advises the other settings. The
 only check here is that the progress topic accepts the largest progress record of a step."""
 
 from typing import TYPE_CHECKING

@@ -2,9 +2,9 @@
 although there is work, and logs the troubles of all shards.
 
 The judgement needs no request, because a request would wait for the very brokers that may have
-caused the stall: the maintenance thread asks for the ends of the partitions, with `look`. One
-trouble is one line, however many shards have it. The watch also wakes the shards when the wall
-clock was stepped."""
+caused the stall: the maintenance thread asks for the ends of the partitions, with `look`. A trouble
+is one line for all shards that have it, which is repeated once a minute while it lasts; while no
+broker answers, none is logged. The watch also wakes the shards when the wall clock was stepped."""
 
 import re
 import threading

@@ -5,7 +5,8 @@ After an unclean election, or after a leader has lost its disk, the last records
 are gone, and other records have their offsets. Offsets do not show this, and a clean election looks
 the same. But each batch names the leader epoch in which it was appended, so the log shows between
 which two records an election lies. Only records delivered between the times of these two can be
-lost. The times are those of the records, with a tolerance for two clocks."""
+lost. The times are those of the records, or now if none follows the election, with a tolerance for
+two clocks."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -5,7 +5,8 @@ of rows.
 
 A batch is recorded when all its files are written, and its record is removed before its files are:
 a folder without a record may be incomplete. Law: a recorded file that is missing or has another
-size, and a file that was added, are reported before a job judges or sends anything."""
+size, and a file that was added to a recorded folder, are reported before a job judges or sends
+anything."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -20,11 +20,12 @@ direct run sends at least once: after a kill its last messages may be sent again
    kill at any point, a part continues after its last committed row in the delay topic (or in the
    archived messages, where the topic was trimmed). Of a direct run the tasks record the rows sent.
 
-3. No task of an earlier attempt writes any more. A task records its part, takes its transactional
-   id, then checks that its attempt is still the last one. A new attempt is recorded first, then
-   takes the ids of all recorded parts, which fences their producers and resolves their
-   transactions, and only then reads the log. A task that Spark runs again sends nothing and fails:
-   that ends the attempt, and the next one reconciles the log with the plan.
+3. No task of an earlier attempt writes to the delay topic any more. A task records its part, takes
+   its transactional id, then checks that its attempt is still the last one. A new attempt is
+   recorded first, then takes the ids of all recorded parts, which fences their producers and
+   resolves their transactions, and only then reads the log. A task that Spark runs again sends
+   nothing and fails: that ends the attempt, and the next one reconciles the log with the plan. A
+   direct run has no such ids: a task of an earlier attempt may still send.
 """  # noqa: E501
 
 from collections.abc import Iterable

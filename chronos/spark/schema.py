@@ -2,15 +2,16 @@
 
     <location>/archive.json                                              the cluster, topics and format of the archive
     <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
-    <location>/_runs/...                                                 `run.json` and Spark's checkpoints of each run: no rows
+    <location>/_runs/...                                                 `run.json`, lists and Spark's checkpoints of the last runs: no rows
     <location>/sent/...                                                  the ledger of backfills (`ledger`)
     <location>/_files/...                                                the files of each batch (`inventory`)
 
 The table `offsets` has no folders by due time. `batch` names the run and the micro-batch that wrote
-the rows, or the compaction that merged several. A repeated batch overwrites the first, so each
-record is there exactly once. Times are milliseconds since the epoch by the broker's clock, unless a
-column names another clock. Law: columns are only ever added, nullable and at the end, so that an
-older archive stays readable by `table_schema`."""  # noqa: E501
+the rows, or the compaction that merged several. The next run removes the batches that a killed run
+did not commit, so each record is there exactly once. Times are milliseconds since the epoch by the
+broker's clock, unless a column names another clock; `timestamp_ms` is by the producer's in a topic
+with `CreateTime`, Kafka's default. Law: columns are only ever added, nullable and at the end, so
+that an older archive stays readable by `table_schema`."""  # noqa: E501
 
 from collections.abc import Mapping
 

@@ -1,7 +1,8 @@
 """The storage of an archive: a folder or object storage that both Spark and pyarrow reach.
 
-This module knows no table. Law: a file appears whole under its name or not at all. A local archive
-has one writer at a time; on object storage the operator must run one writer at a time."""
+This module knows no table. Law: a file appears whole under its name or not at all. In a local
+folder `locked` admits one writer of the archive, and one backfill, which locks `sent/` alone; on
+object storage the operator must run no more than these."""
 
 import json
 import os

@@ -1,8 +1,9 @@
 """The tables of an archive as DataFrames, for audit and backfill: all but `rejected` and
-`dead_letters`.
+`dead_letters`. A run of the archive reads single ones with `read_table`.
 
 The columns are in `schema`; in older files a newer column reads as null. Law: `open_tables` fails
-if a recorded file is missing or a compaction replaces folders."""
+if a recorded file of these tables or of `sent` is missing or has another size, if one was added, or
+if a compaction replaces folders."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession

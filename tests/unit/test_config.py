@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from chronos.adapters.kafka.connection import PRODUCER
 from chronos.config import Config, example, load, reference, show
 from chronos.config.catalogue import MASK, PROPERTIES, Key, children, is_secret, keys, split
+from chronos.config.reading import OF_THE_COMMAND_LINE
 from chronos.config.values import duration_ms, size_bytes, size_text
 from chronos.core.timefmt import format_duration
 from chronos.errors import ConfigurationError
@@ -83,8 +85,20 @@ def test_a_variable_may_hold_a_section_and_a_more_specific_one_wins() -> None:
 
 
 def test_variables_of_the_command_line_and_of_other_programs_are_ignored() -> None:
-    environ = {"CHRONOS_SERVER": "x", "CHRONOS_CONFIG": "y", "PATH": "z", "CHRONOSX": "1"}
-    assert load(None, environ, []) == Config()
+    environ = dict.fromkeys(OF_THE_COMMAND_LINE, "x")
+    assert load(None, environ | {"PATH": "z", "CHRONOSX": "1"}, []) == Config()
+
+
+def test_every_variable_that_the_command_line_reads_is_known() -> None:
+    """Otherwise a shell that has it set could start no service: it would be an unknown key."""
+    sources = [
+        path.read_text()
+        for folder in ("cli", "client")
+        for path in sorted((ROOT / "chronos" / folder).rglob("*.py"))
+    ]
+    read = {name for text in sources for name in re.findall(r'"(CHRONOS_[A-Z_]+)"', text)}
+    assert {"CHRONOS_ARCHIVE", "CHRONOS_SERVER", "CHRONOS_TOKEN"} <= read
+    assert read <= OF_THE_COMMAND_LINE
 
 
 @pytest.mark.parametrize(

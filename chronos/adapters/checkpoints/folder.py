@@ -3,7 +3,7 @@ them the archive's positions.
 
 A checkpoint counts once its manifest is there, which is written last, after every byte was read
 back. No file of a checkpoint is ever changed in place. Checkpoints of other topics of the same
-names (a topic deleted and created again) are left alone.
+names (a topic deleted and created again) are neither used nor pruned.
 
 The methods block their thread: that of checkpoints, or that of a shard, which has nothing else to
 do until it has a store."""

@@ -2,8 +2,9 @@
 shard (`ports.Writer`).
 
 A transaction is one atomic write. Readers see a record once it is synced; a writer is fenced by the
-next one of its shard, under the lock of the log (law 3). No record is written after the machine's
-clock was set, until it is right again (law 2)."""
+next one of its shard, under the lock of the log (law 3). No record is written while the machine's
+clock is stepped by more than CLOCK_TOLERANCE_MS against the start of the process, even to the right
+time: that takes a restart (law 2)."""
 
 import threading
 from collections import deque

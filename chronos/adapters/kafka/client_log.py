@@ -1,6 +1,6 @@
-"""The log lines of librdkafka, passed on: each of them at most once in REPEAT_S, whichever client
-of a `Connection` writes it; none above the level `warning`, and those about what the client tries
-again at the level `debug`."""
+"""The log lines of librdkafka, passed on: of those that differ only in numbers one in REPEAT_S,
+whichever client of a `Connection` writes it; none above the level `warning`, and those about what
+the client tries again at the level `debug`."""
 
 import logging
 import re

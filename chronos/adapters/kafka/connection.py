@@ -3,7 +3,7 @@ codes by what they mean for Chronos.
 
 Most settings that differ from librdkafka's defaults carry a reason; some were measured. Names and
 defaults are listed in librdkafka's CONFIGURATION.md. A setting of the operator
-(`log.kafka.properties`) wins over the one here."""
+(`log.kafka.properties`) wins over the one here, except over PATIENT_CONSUMER."""
 
 import re
 import time

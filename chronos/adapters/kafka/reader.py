@@ -3,7 +3,7 @@
 A batch that the client cannot decompress, or with a record that is too large when decompressed, is
 BatchUnreadable; every other error that is not known to end by itself is LogUnavailable or
 LogMismatch. librdkafka takes the memory that a batch in gzip, lz4 or snappy needs, and aborts the
-process if it gets none: after that, the partition is read in a child process (`bounded`)."""
+process if it gets none: after that, a delay partition is read in a child process (`bounded`)."""
 
 from collections.abc import Mapping
 from operator import methodcaller

@@ -1,10 +1,11 @@
 """One consumer for the quiet partitions of a node, and readers that move to it and from it
 (`PatientReader`, a `ports.Reader`).
 
-A consumer of its own costs a partition two threads or more, a connection to each broker, two
-fetches and a request for metadata a second, whether anything is written or not. So a patient reader
-moves to the shared consumer while next to nothing comes, and has its own one otherwise: the shared
-one names all its partitions in each fetch, and its records pass through one more thread.
+A consumer of its own costs a partition two threads or more, connections, two fetches a second and,
+with up to 50 shards, a request for metadata a second, whether anything is written or not. So a
+patient reader moves to the shared consumer while next to nothing comes, and has its own one
+otherwise: the shared one names all its partitions in each fetch, and its records pass through one
+more thread.
 
 No record is lost or read twice by a move: the next reader begins at the position of the one before
 it. In a move because of the traffic it takes over only once it has answered. After an error, a

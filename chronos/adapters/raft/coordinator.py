@@ -3,10 +3,11 @@ system is needed.
 
 The nodes of `peers` vote. They elect a leader, which keeps the members in memory and has the roles
 written by a quorum of the voters. Every node, a voter or not, reports to that leader. The
-controller is the member that registered first, as with ZooKeeper, and a member whose reports have
-not reached the leader for the timeout has to join again.
+controller is the member that registered first, as with ZooKeeper. A member from which a leader has
+no report for the timeout has to join again; a time without a leader does not count.
 
-One thread runs the voter of this node, if it is one, and the reports."""
+One thread runs the reports and, on a voter, its election and its server; another one writes the
+voter's file."""
 
 from __future__ import annotations
 

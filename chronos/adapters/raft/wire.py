@@ -1,5 +1,5 @@
-"""The messages between nodes of a cluster: MessagePack over HTTP, authenticated with a shared
-secret; and the connections that carry them.
+"""The messages to the voters of a cluster, from nodes and from each other: MessagePack over HTTP,
+authenticated with a shared secret; and the connections that carry them.
 
 The header of a request has an HMAC of its receiver, of a challenge of the receiver, of a nonce and
 of the digest of its content; an answer has an HMAC of its content and of the request. The key

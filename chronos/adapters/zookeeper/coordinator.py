@@ -10,11 +10,11 @@ publishing is one transaction that also requires that znode. A controller that w
 writes nothing, even before it notices.
 
 A client remembers the last transaction that it read, and a server whose data are older refuses it:
-after a loss of its data, or with the data of an older state, ZooKeeper refuses every session from
-before, for ever. So a second session starts beside one that was not answered for a session
-time-out, and replaces it once it has been answered for AHEAD_S; if the first is answered before,
-the second ends. If the second finds no roles, those that were read last stay, unconfirmed, until a
-controller publishes."""  # noqa: E501
+after a loss of its data, or with the data of an older state, ZooKeeper refuses such a client until
+its own transactions have passed that one, which may never happen. So a second session starts beside
+one that was not answered for a session time-out, and replaces it once it has been answered for
+AHEAD_S; if the first is answered before, the second ends. If the second finds no roles, those that
+were read last stay, unconfirmed, until a controller publishes."""  # noqa: E501
 
 import threading
 import time

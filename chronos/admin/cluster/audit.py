@@ -1,10 +1,10 @@
 """Handlers of the console's view Audit: entries of the audit trail, and the results of audits of
 the archive.
 
-This module only reads: `admin/http/audit.py` writes the trail, and `chronos audit -o json` the
-results, which are files in the folder `admin.archive_audits`. The trail is read from its end, in
-bounded parts. Each node writes its entries with the time of its own clock, so entries of several
-nodes are only roughly in order."""
+This module only reads: `admin/http/audit.py` writes the trail. A result is what `chronos audit -o
+json` prints, which the operator puts into a file in the folder `admin.archive_audits`. The trail of
+this node alone is read, from its end, in bounded parts. Its entries are only roughly in order:
+nodes may share a file, each with the time of its own clock."""
 
 import asyncio
 import os

@@ -3,7 +3,7 @@ failovers; checkpoints, those in `checkpoints.location` and those made to be sen
 and digests of replicas.
 
 A handler does not change roles itself: it asks the controller, and waits a bounded time until the
-change is published."""
+change is published and, of masters, reported by the new ones; an undrain is not waited for."""
 
 import asyncio
 import re

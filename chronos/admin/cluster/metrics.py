@@ -1,8 +1,9 @@
 """The metrics of a node in the format of Prometheus, for `/metrics`.
 
-The values of shards are read at each scrape. `METRICS`, `COUNTS`, `NODE_METRICS` and
-`BROKER_METRICS` list all metrics of Chronos; `docs/reference/metrics.md` is made from the lists.
-The metrics of the process (memory, garbage collector) are those of `prometheus_client`."""
+The values are read at each scrape, only end offsets and store sizes may be up to FRESH_S old.
+`METRICS`, `COUNTS`, `NODE_METRICS` and `BROKER_METRICS` list all metrics of Chronos;
+`docs/reference/metrics.md` is made from the lists. The metrics of the process (memory, garbage
+collector) are those of `prometheus_client`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,9 +1,10 @@
 """The sender of a request, and the checks whether the request is permitted: its host name, its
-origin, its token or certificate, its headers, and the targets and ids that it names.
+origin, its encoding, its token or certificate, and the targets, ids and headers of messages that it
+names.
 
 A browser sends requests for any web page that a person opens. Two checks keep such pages away from
-the service: the name in the Host header must be a name of the node (against DNS rebinding), and a
-request must not be marked as a request of another site.
+the service: the Host header must have an address, `localhost` or a name of the node (against DNS
+rebinding), and only a link to the console may be marked as a request of another site.
 
 A sender is nobody in particular, the owner of a token or certificate of the token file (read in
 `tokens`), the owner of a token of an OIDC issuer (verified in `issuer`), or another node of the

@@ -2,8 +2,8 @@
 connections that do not send HTTP.
 
 All bodies, the records made from them, the bytes received and not read yet, and the buffers of TLS
-share one bound of memory. Before a handler reads a body, at most BODY_UNREAD_MAX bytes of it are
-received; most handlers read none.
+share one bound of memory. Before the server reads a body, at most BODY_UNREAD_MAX bytes of it are
+received; for most routes it reads none.
 
 Connections take at most half of the process's file descriptors: the rest is for the node's own
 files and sockets. At the bound one connection is closed for a new one: one that negotiates TLS,

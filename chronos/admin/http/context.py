@@ -1,6 +1,7 @@
 """The context of all handlers: one request (`Call`), and the server's shared state (`Context`): the
-node, threads for blocking work, clients of other nodes, and values that are cached for a short
-time."""
+node, its registry, the audit trail, threads for blocking work, the client for other nodes, bounds
+of memory and of long polls, values that are cached for a short time, and what handlers share to
+write and to read records."""
 
 import asyncio
 import time

@@ -8,7 +8,7 @@ nodes of a cluster open each other's keys.
 With `coordinator.kind: raft` the secret of the seal is derived from `coordinator.secret`. Otherwise
 it is derived from a random token that the node makes at its start. In a cluster the node gives this
 token to the coordinator, where the other nodes read it, and so can every client that may read the
-coordinator's data. Then a page key is valid until its node ends.
+coordinator's data. Without raft, a page key is valid until the process that made it ends.
 
 The seal is a synthetic initialization vector (as in RFC 5297), with HMAC-SHA-256 as the function
 and SHAKE-256 as the key stream."""

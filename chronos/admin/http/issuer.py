@@ -4,8 +4,8 @@ The module says whether a token is genuine and returns its claims; the token fil
 permit what (`tokens`).
 
 The keys (JWKS) are those of a file, read again when it changes, or of a URL, read again every
-REFRESH_S, and earlier for a token with an unknown key, but at most every PAUSE_S. If the keys
-cannot be read, the keys that were read before stay in force."""
+REFRESH_S, and earlier for a token with an unknown key or after a read that failed, but at most
+every PAUSE_S. If the keys cannot be read, the keys that were read before stay in force."""
 
 import asyncio
 import hashlib

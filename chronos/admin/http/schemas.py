@@ -2,7 +2,8 @@
 `/openapi.json` is generated from them.
 
 Where the type of a field has `UnsetType`, an absent field differs from null. Bytes are written as
-text if they are UTF-8, and in base64 otherwise."""
+text if they are UTF-8, and in base64 otherwise; an id that begins with `base64:` is written in
+base64 too."""
 
 from typing import Annotated, Any, Literal
 

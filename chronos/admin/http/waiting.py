@@ -3,9 +3,9 @@ topic or a record of the embedded log; and for a value that is looked for again 
 
 A free thread takes the waiting work of the token with the least time used. A token without work is
 forgotten; with its next work it begins at the time of the token whose turn it was last. A token has
-at most a fixed share of the threads at a time, because threads that compute wait for each other and
-for the event loop; work without a token may have all. The number of long polls is bounded, for each
-token and in all."""
+at most a fixed share of the threads at a time, so that it leaves some to others: threads that
+compute take turns with each other and with the event loop. Work without a token may have all. The
+number of long polls is bounded, for each token and in all."""
 
 import asyncio
 import time

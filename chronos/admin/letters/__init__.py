@@ -2,4 +2,4 @@
 letters.
 
 In: requests, and the two topics, read in bounded parts. Out: pages, single letters, counts, the
-newest rejected records of an id, and the records that replay or resolve dead letters."""
+newest rejected record of an id, and the records that replay or resolve dead letters."""

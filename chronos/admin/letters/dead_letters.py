@@ -1,9 +1,10 @@
 """Dead letters over HTTP: list, show, count, replay and discard.
 
-Each request reads a bounded part of the dead-letter topic; its answer says where the next request
-continues. A replay is written to the delay topic before the marker that resolves its letters is
-written to the dead-letter topic. If the request fails between the two writes, it may be repeated:
-the shard accepts only the first replay of a letter."""
+Each request reads a bounded part of the dead-letter topic; every answer but the one that shows a
+single letter says where the next request continues. A replay is written to the delay topic before
+the marker that resolves its letters is written to the dead-letter topic. If the request fails
+between the two writes, it may be repeated: the shard refuses another replay of a letter while the
+first is pending, and for `retention.deduplication` after its delivery."""
 
 import re
 from collections import Counter

@@ -1,8 +1,9 @@
 """Rejected records over HTTP: list, show and count.
 
-A rejected record is a record of the delay topic that its shard did not accept. It is kept in the
-rejected topic, and nothing replays it. Each request reads a bounded part of that topic; the answer
-to a list or a count says where the next request continues."""
+A rejected record is a record of the delay topic that its shard refused; one that was only ignored,
+or repeated an earlier call, is not among them. It is kept in the rejected topic, and nothing
+replays it. Each request reads a bounded part of that topic; the answer to a list or a count says
+where the next request continues."""
 
 from collections import Counter
 from typing import Any

@@ -1,8 +1,9 @@
 """Reads of the dead-letter topic and of the rejected topic in bounded parts, with a filter.
 
 A dead letter is resolved if a marker behind it in its partition names it. The markers up to the end
-of a partition are therefore read before any of its letters is shown. Only ranges of resolved
-offsets are kept in memory, so that a node reads each record for its markers once."""
+of a partition are therefore read before any of its letters is shown. A node keeps the ranges of
+resolved offsets in memory, so that it reads each record for its markers once; if it is more than
+FAR_BEHIND records behind, it forgets the ranges and begins again from the end."""
 
 import threading
 import time

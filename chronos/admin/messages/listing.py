@@ -1,5 +1,6 @@
 """Lists of messages over HTTP, with a filter: pages over all shards, of pending or settled
-messages, in the order of the times for which they are or were planned (`planned_at`).
+messages, in the order of `planned_at`: the time for which a message is or was planned; of one that
+was cancelled, or settled from a lane, the time at which it was settled.
 
 The parts of shards on other nodes are requested from these nodes and merged here."""
 

@@ -1,10 +1,11 @@
 """The handlers of `/v1/messages`: schedule, find, cancel, reschedule, fire, pause and resume.
 
 A change is a record of the delay topic; no handler writes to a store. A schedule request is
-answered once the log has its records, and with `wait` once the shards have applied them; its
-outcome can be asked for later. An action on one message is answered once the shard has applied its
-record: the replica remembers which records were refused. A look-up or an action in a shard that
-only other nodes hold is sent to one of them. Lists are in `listing`, bulk operations in `jobs`."""
+answered once the log has its records, and with `wait` once the shards have applied them or that
+time is over; its outcome can be asked for later. An action on one message is answered once the
+shard has applied its record, or after ACT_S: the replica remembers which records were refused. A
+look-up or an action in a shard that only other nodes hold is sent to one of them. Lists are in
+`listing`, bulk operations in `jobs`."""
 
 import asyncio
 import time

@@ -1,9 +1,9 @@
 """Descriptions of target topics for the HTTP interface: why a target would refuse a message now.
 
-For such a target a new message gets a warning, and a dead letter is not replayed without `anyway`;
-the shard decides by its own descriptions when a message is due. One request at a time describes
-topics, and the descriptions are kept for a short time. An answer waits at most WAIT_S for a
-description, and is given without it otherwise."""
+For such a target a new message gets a warning, and a dead letter is not replayed without `anyway`.
+Whether a due message is delivered, the shard decides, by descriptions of its own. One request at a
+time describes topics, and the descriptions are kept for a short time. An answer waits at most
+WAIT_S for a description, and is given without it otherwise."""
 
 import asyncio
 import time

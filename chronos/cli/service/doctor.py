@@ -1,10 +1,9 @@
-"""`chronos doctor`: checks of everything that a node needs, in the order in which a start would
-fail, with the remedy for each problem.
+"""`chronos doctor`: checks of what a node needs, with the remedy for each problem.
 
-The order: settings, tokens, open files, time zones, the cluster (if there is one), data directory,
-disk, stores, log, topics, targets, clocks; last the service that `--server` names. If a service
-uses the data directory, the stores are not read: that service is asked instead, unless `--server`
-names one, and the disk is examined last.
+The order, which is not that of a start: settings, tokens, open files, time zones, certificates, the
+cluster (if there is one), data directory, disk, stores, log, topics, targets, clocks; last the
+service that `--server` names. If a service uses the data directory, the stores are not read: that
+service is asked instead, unless `--server` names one, and the disk is examined after the clocks.
 
 Kafka, its topics and its clocks are examined before the first start, while the service runs, and
 while it is stopped; stores and the embedded log only while it is stopped. No message, topic or role

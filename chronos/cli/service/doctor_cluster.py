@@ -2,7 +2,8 @@
 and their roles.
 
 The coordinator is read, and every other node is asked over HTTP. The node does not join, and no
-role or member is changed; in ZooKeeper a test znode is written, which ends with its session."""
+role or member is changed; in ZooKeeper the znode above the members is created if it is missing, and
+a test znode is written and deleted."""
 
 from collections import Counter
 from collections.abc import Iterator

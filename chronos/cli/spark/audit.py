@@ -1,5 +1,5 @@
-"""`chronos audit`: the outcome of every message that was due in a window, as tables, as JSON and as
-an HTML report; and the forms of `--from` and `--to`."""
+"""`chronos audit`: the outcomes of the archived messages that were due in a window, counted, as
+tables or JSON, and as an HTML report; and the forms of `--from` and `--to`."""
 
 import sys
 import time

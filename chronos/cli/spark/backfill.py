@@ -1,5 +1,5 @@
-"""`chronos backfill`: archived messages sent again in bulk, after the plan was shown and accepted,
-or with `--yes`. An unfinished run is resumed or abandoned first."""
+"""`chronos backfill`: archived messages sent again in bulk, once the plan is accepted, or with
+`--yes`. An unfinished run is resumed or abandoned first."""
 
 import re
 import time

@@ -2,9 +2,10 @@
 The masters are chosen here, and requests of operators answered; which nodes hold a shard is decided
 by `placement`, a part of the plan.
 
-It gives each shard a master as soon as a replica can take it over, and moves as little as possible.
-A mistake costs time, never a message: the log fences all masters but one (law 5). `_Table.roles`
-keeps its part of that: no role epoch goes back."""
+It gives each shard a master as soon as a replica can take it over, but waits up to PATIENCE_MS for
+a more advanced one if all candidates lack records; and it moves as little as possible. A mistake
+costs time, never a message: the log fences all masters but one (law 5). `_Table.roles` keeps its
+part of that: no role epoch goes back."""
 
 from collections import Counter
 from contextlib import suppress

@@ -1,8 +1,8 @@
 """Pages of messages by a filter: pending ones, and settled ones, each in the order of their
 positions in the store; and the look-up of the next stored due time.
 
-Each call reads a bounded part of the store, and returns the position from which the next page
-continues. The shard may take steps between two pages and during one (`page`)."""
+Each call reads a bounded part of the store; a page comes with the position after which the next
+one continues. The shard may take steps between two pages and during one (`page`)."""
 
 from collections.abc import Collection
 

@@ -10,7 +10,8 @@ look-ahead decides exactly as a step without one.
                                                                      is due, nothing was removed, or
                                                                      placed before its end
     transaction    that selection, the time, and a basis: targets,   the basis is as it was, and the same messages have
-                   dead-letter topic, poison record, latencies       expired
+                   dead-letter topic, poison record, penalties of    expired
+                   slow brokers
     writes         what this step staged, selected and decided       the same step is applied
 
 The master owns it. The look-ahead makes no decision of its own."""  # noqa: E501

@@ -7,8 +7,8 @@ A master whose zone data are newer than those that planned last goes through the
 of time, and records the new instant of every occurrence that moves; replicas carry that out (law
 9). A master whose zone data are older or equal moves nothing.
 
-Every occurrence has another wall-clock time than the one before it, so none is delivered twice, and
-none is left out."""
+The next occurrence is the first whose wall-clock time is after that of the one before it: none is
+delivered twice, and none is left out."""
 
 from collections.abc import Collection, Mapping, Sequence
 

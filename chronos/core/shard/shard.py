@@ -8,9 +8,10 @@ decisions:
     apply   a committed progress record    -> one atomic write to the store
 
 A master's step changes the state only in `install`, so one whose transaction was aborted can be
-made again. Before that only caches change: the wheel reads ahead, and the rules remember names and
-counts. `look_ahead` computes parts of the next step while this one commits. The shard reads the
-store through `StoreView` and never writes. Keeps its part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
+made again. Before that only caches change: the wheel reads ahead, the states of lanes and queues
+are read, and the rules remember names and counts. `look_ahead` computes parts of the next step
+while this one commits. The shard reads the store through `StoreView` and never writes. Keeps its
+part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

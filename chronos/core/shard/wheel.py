@@ -3,7 +3,8 @@
 It is a cache of the store and may be cleared at any moment. It holds every pending message after
 the shard's cursor and at or before `through`, and no other. The design follows Varghese and Lauck,
 "Hashed and Hierarchical Timing Wheels" (1987), with the slots in a dict and their order in a sorted
-list: a millisecond in which no message is due takes no memory."""
+list: a millisecond in which no message was due takes no memory. A slot that was emptied stays until
+the cursor passes it."""
 
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice

@@ -12,8 +12,8 @@ Law: no record is in the archive twice, and none that is read is missing, also a
 out are only the records of targets that Chronos did not deliver, unless the plan asks for all
 records, and those of other programs in the progress topic. Law: a location is claimed only after
 the brokers have shown that they have the delay and progress topics, and that the progress topic,
-if it has a record that can be read, was written by the cluster. The names of the rejected and
-dead-letter topics are not checked: one that does not exist is not read.
+if it has a record that can be read, was written by the cluster. Whether the rejected and the
+dead-letter topic exist is not checked: one that does not is not read.
 
 Unless the plan names targets, each run keeps the list of the targets that the messages name, made
 from the last list and the files that the run wrote. If the last run has no list, the whole table is

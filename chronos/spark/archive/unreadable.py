@@ -2,11 +2,11 @@
 rejected their records; the reading of the records around them; and the search for a further batch
 that Spark cannot read, after a stream has failed.
 
-Spark cannot read such a batch: it cannot be decompressed within bounds, and would take the memory
-of the JVM; or its producer's timestamp is too large for Spark's source, which would fail. The
-ranges follow from the progress records, which a run reads first. Each run keeps the list of the
-ranges, made from the last list and the files that the run wrote. If the last run has no list, the
-whole tables are read once."""
+Spark may fail at such a batch: it is damaged, or cannot be decompressed within bounds and would
+take the memory of the JVM; or its producer's timestamp is too large for Spark's source. The ranges
+follow from the progress records, which a run reads first. Each run keeps the list of the ranges,
+made from the last list and the files that the run wrote. If the last run has no list, the whole
+tables are read once."""
 
 import json
 import time

@@ -3,8 +3,8 @@ archive; and a search for messages by id, target or headers, each with its outco
 
 An audit reads the archive alone, sends no request to a broker, and writes nothing except the
 details, if they are requested. Law: a message is called missing only if the archive proves it; it
-is pending while the logs do not prove that it is settled, and unknown where the archive cannot
-tell, as after a gap or in a target that it does not hold."""
+is pending while the logs do not prove that it is settled, or its target was not read since, and
+unknown where the archive cannot tell, as after a gap or in a target that it does not hold."""
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException

@@ -1,9 +1,10 @@
 """The followers in sync, as one node sees them: `core.cluster.replication` applied to the reports
 of all members.
 
-Every node knows them, because each accepts messages for all shards. Reports that the coordinator
-has not confirmed for `max_lag_ms` do not count: no failover is possible without the coordinator.
-Safety does not depend on it: a message is durable in the log before any follower has it."""
+Every node knows them, because each accepts messages for all shards, and may be the controller,
+which prefers them as masters. Reports that the coordinator has not confirmed for `max_lag_ms` do
+not count: no failover is possible without the coordinator. Safety does not depend on it: a message
+is durable in the log before any follower has it."""
 
 from collections.abc import Callable, Mapping
 

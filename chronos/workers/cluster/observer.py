@@ -1,16 +1,17 @@
-"""The observer of masters: checks every few seconds whether each shard's master works, end to end.
-The verdicts are computed by `core.cluster.health`, and what follows from them is decided by the
-controller (`core.cluster.assignment`).
+"""The observer of masters: checks in each period (`HealthRules.every_ms`) whether each shard's
+master works, end to end. The verdicts are computed by `core.cluster.health`, and what follows from
+them is decided by the controller (`core.cluster.assignment`).
 
 A master whose cursor or pull position has moved since the last observation works, and costs nothing
 more. To one that has not, a record with the action `probe` is sent, which is staged, counted in a
-progress record and never delivered; it must have passed through the shard after a timeout. Probes
-of other observers move the shard too: a shard without messages gets usually one probe in a period,
-however many nodes observe it. Positions are read from this node's own replica, so a node judges the
-shards that it holds.
+progress record and never delivered; after a timeout, it must have passed through the shard, or the
+shard must have moved in another way. Probes of other observers move the shard too: a shard without
+messages gets usually one probe in a period, however many nodes observe it. Positions are read from
+this node's own replica, so a node judges the shards that it holds.
 
 A probe that the master could not read yet, because a producer has an open transaction before it,
-says nothing about the master, and a master that still takes over is not judged by failures."""
+says nothing about the master. While a new master takes over, its failures do not count, but for no
+longer than TAKE_OVER_MS."""
 
 from collections.abc import Callable, Mapping
 

@@ -3,11 +3,11 @@ the log has answered for one timeout without a break, and whether the roles wait
 
 After an outage of the brokers one node reaches them before the others, and reports from before the
 outage may still say that the log answers: a member is steady once every report of one timeout said
-so. Only a steady one takes a shard from a living master that the log does not answer or that is
-unhealthy, or to spread masters evenly. For one timeout after a change of controller, or after the
-roles were lost, reports are awaited: `core.cluster.assignment` then decides no shard while the
-reports know a newer master of any shard than the roles. A mistake costs time, never a message: the
-log fences (law 5)."""
+so. Only a steady one takes a shard from a living master for no other reason than that the log does
+not answer it, that it is unhealthy, or that masters are spread evenly. For one timeout after a
+change of controller, or after the roles were lost, reports are awaited: while they know a newer
+master of any shard than the roles, `core.cluster.assignment` then decides no shard, except as an
+operator asks. A mistake costs time, never a message: the log fences (law 5)."""
 
 from msgspec.structs import replace
 

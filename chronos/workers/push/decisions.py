@@ -7,9 +7,10 @@ expired, forbidden, missing, no key for a compacted topic, refused by the broker
 waits in a lane, the target is set aside, too large.
 
 An occurrence of a series is missed if a later one is due as well when it is selected for the first
-time. One that was retried, deferred, parked, or moved by an action is late for a reason of its own,
-and not missed. With `fire-all` every missed occurrence is delivered. Otherwise all that were missed
-together count as one: `fire-once` delivers the last of them, `skip` none."""
+time, and so are the later ones that are due then. One that was retried, deferred, parked, or moved
+by an action is late for a reason of its own, and not missed. With `fire-all` every missed
+occurrence is delivered. Otherwise all that were missed together count as one: `fire-once` delivers
+the last of them, `skip` none."""
 
 from collections.abc import Mapping, Sequence, Set
 

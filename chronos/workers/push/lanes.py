@@ -2,8 +2,9 @@
 rate limits that open and close them; and the lane in which a message must wait.
 
 A lane is open if what keeps its messages there is over and its topic's rate allows some of them to
-leave now, or if they can only be dead-lettered. The lane of a rate stays closed while a lane of the
-same topic's partitions is open.
+leave now, or if they can only be dead-lettered. The rate does not count for the lanes of a topic's
+partitions while the topic is set aside. The lane of a rate stays closed while a lane of the same
+topic's partitions is open.
 
 A limit is for the whole service; each shard has a share of it by the length of its lanes
 (`RateLimits.share`). Every message of a limited target that is delivered takes a token. So does one

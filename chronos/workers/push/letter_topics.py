@@ -2,9 +2,10 @@
 one shard finds them: whether each takes records at the moment.
 
 Keeps its part of law 8: one of them that takes no records stops only what would go there. Records
-for the rejected topic, or for another partition, are held meanwhile (`core.shard.queues`); messages
-that would go to the dead-letter topic are deferred. Everything else is delivered. The state
-outlives a leadership, because a refusal may cost the producer."""
+for the rejected topic, or for another partition, are held meanwhile (`core.shard.queues`), until
+the queues are full and nothing more is pulled; messages that would go to the dead-letter topic are
+deferred. Everything else goes on. The state outlives a leadership, because a refusal may cost the
+producer, which ends the leadership."""
 
 from collections.abc import Iterable
 

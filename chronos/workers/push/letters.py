@@ -1,4 +1,5 @@
-"""The records of a step besides deliveries: dead letters, rejected and forwarded records.
+"""The records of a step besides deliveries and its progress record: dead letters, rejected and
+forwarded records.
 
 `Forwards` keeps its part of law 8: it names the partitions that take no records at the moment, and
 the records that are too large for the delay topic with their hop, so that `workers.replica.held`

@@ -7,6 +7,7 @@ failures are handled by the master, which isolates the poison record by halving 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -57,6 +58,11 @@ TARGETS_MAX = 100
 """Most targets of one transaction: each takes about 2 ms on two cores, and many times that on a
 busy machine (measured), while the other messages wait and the time-out of the transaction, 10 s by
 default, runs."""
+
+
+class Uncertain(Exception):
+    """A message may have another outcome in the step than it has ahead of it."""
+
 
 NEVER_MS = 1 << 62
 """Later than any time of a step."""
@@ -170,10 +176,10 @@ class Pusher:
         if len(topics) > TARGETS_MAX:
             return  # the step will select fewer messages
         plan = self._empty_plan(inputs.now_ms)
-        planner = _StepPlanner(
-            self, plan, selection, self.targets.known(topics), inputs, is_ahead=True
-        )
-        if planner.add(selection):
+        certain = self.certain(self.targets.known(topics), inputs)
+        planner = _AheadPlanner(self, plan, selection, certain, inputs)
+        with suppress(Uncertain):
+            planner.add(selection)
             look_ahead.keep_transaction(
                 selection,
                 plan,
@@ -247,21 +253,15 @@ class _StepPlanner:
         selection: Selection,
         targets: Mapping[str, Target],
         inputs: StepInputs,
-        *,
-        is_ahead: bool = False,
     ) -> None:
-        """`is_ahead`: the step has not begun. Only messages whose outcome is certain are added, and
-        no broker is asked."""
         refusals, lanes, now_ms = inputs.refusals, inputs.lanes, inputs.now_ms
         self._pusher = pusher
         self._plan = plan
         self._inputs = inputs
-        self._is_ahead = is_ahead
         self._certain = pusher.certain(targets, inputs)
         attempted = refusals.attempted(selection, now_ms)
         self._targets = {
-            topic: self._target(topic, target, attempted)
-            for topic, target in (self._certain if is_ahead else targets).items()
+            topic: self._target(topic, target, attempted) for topic, target in targets.items()
         }
         self._terms = StepTerms(
             now_ms=now_ms,
@@ -310,9 +310,8 @@ class _StepPlanner:
             letter_topic = None
         return _Basis(self._certain, self._inputs.poison, self._plan.turn.changes, letter_topic)
 
-    def add(self, selection: Selection) -> bool:
-        """Add the messages of the selection. Ahead of the step, return False at the first whose
-        outcome is not certain."""
+    def add(self, selection: Selection) -> None:
+        """Add the messages of the selection."""
         plain = {topic: self._targets[topic].plain_bytes for topic in self._certain}
         # With many targets a turn is longer: each partition more in a transaction costs the brokers
         # time.
@@ -321,15 +320,13 @@ class _StepPlanner:
             if start:
                 self._plan.turn.clear()
             part = slice(start, start + count)
-            if not self._add_turn(selection.items[part], selection.entries[part], plain):
-                return False
+            self._add_turn(selection.items[part], selection.entries[part], plain)
         for (reason, target), count in self._dead.items():
             self._plan.dead.count(reason, target, count)
-        return True
 
     def _add_turn(
         self, items: Sequence[Item], entries: Sequence[Entry], plain: Mapping[str, int]
-    ) -> bool:
+    ) -> None:
         """Add the messages of one turn. `plain`: by target, the packed size up to which a message
         needs no decision."""
         plan, turn = self._plan, self._plan.turn
@@ -346,8 +343,7 @@ class _StepPlanner:
                 or entry.options is not None
                 or type(entry.headers) is not dict
             ):
-                if not self._settle(at_ms, offset, entry, len(data)):
-                    return False
+                self._settle(at_ms, offset, entry, len(data))
                 continue
             # `StepTerms.headers` written out: a function call and a second dict would cost 0.3 us a
             # message of 3.3.
@@ -363,7 +359,6 @@ class _StepPlanner:
             target, key = entry.target, entry.key
             append((target, key, entry.value, headers, turn[target] if key is None else -1))
             append_due(at_ms)
-        return True
 
     def _is_alive(self, expire_at_ms: int) -> bool:
         """Return whether a message has not expired, and note until when this is so."""
@@ -373,18 +368,9 @@ class _StepPlanner:
         self.until_ms = min(self.until_ms, expire_at_ms)
         return True
 
-    def _settle(self, due_ms: int, offset: int, entry: Entry, size: int) -> bool:
-        """Decide about one message, and apply the outcome; return False where it must be certain
-        and is not."""
-        poison, target, topic = self._inputs.poison, self._targets.get(entry.target), entry.target
-        options = entry.options
-        if self._is_ahead and (
-            target is None
-            or (poison is not None and offset == poison[0])
-            or (options is not None and options.repetition is not None)
-        ):
-            return False
-        assert target is not None, "a target was not described"
+    def _settle(self, due_ms: int, offset: int, entry: Entry, size: int) -> None:
+        """Decide about one message, and apply the outcome."""
+        topic, target = entry.target, self._targets[entry.target]
         if (expire_at_ms := expires_ms(entry)) is not None:
             self._is_alive(expire_at_ms)
         if self._is_ordinary and not self._plan.allowed:
@@ -397,10 +383,10 @@ class _StepPlanner:
         outcome = decide(message, target, self._terms)
         if isinstance(outcome, Deliver):
             self._deliver(message, target, outcome)
-            return True
-        if isinstance(outcome, DeadLetter):
-            return self._dead_letter(message, outcome)
-        return self._keep(message, outcome)
+        elif isinstance(outcome, DeadLetter):
+            self._dead_letter(message, outcome)
+        else:
+            self._keep(message, outcome)
 
     def _refused_why(self, due_ms: int, offset: int, entry: Entry) -> str | None:
         """Return the error of the message's last attempt if the broker refused that, and it is not
@@ -424,15 +410,12 @@ class _StepPlanner:
             again = Decided(Outcome.AGAIN, 0, "", outcome.next_ms, entry.occurrence + 1, 1)
             self._decide(message, again)
 
-    def _keep(self, message: DueMessage, outcome: Keep) -> bool:
-        if self._is_ahead:
-            return False
+    def _keep(self, message: DueMessage, outcome: Keep) -> None:
         target = message.entry.target
         if outcome.takes_token and message.left_lane == LIMITED:
             self._spend(target)
         self._plan.undelivered[target] += 1
         self._decide(message, outcome)
-        return True
 
     def _decide(self, message: DueMessage, made: Decided) -> None:
         """Add the decision about a message to the plan."""
@@ -456,17 +439,16 @@ class _StepPlanner:
             )
         )
 
-    def _dead_letter(self, message: DueMessage, outcome: DeadLetter) -> bool:
+    def _dead_letter(self, message: DueMessage, outcome: DeadLetter) -> None:
         """Write a dead letter; while the dead-letter topic takes none, or no more in this step, the
         message is deferred."""
         plan, entry, inputs = self._plan, message.entry, self._inputs
         reason, detail, next_ms = outcome.reason, outcome.detail, outcome.next_ms
         topic, info = self._pusher.letters.dead_letter_topic, self._open_letter_topic()
-        if self._is_ahead and (info is None or inputs.dead_letter_bytes_max < UNBOUNDED):
-            return False
         if info is None:
             why = f"{detail}; {topic} takes no records"
-            return self._defer_letter(message, reason, why, inputs.now_ms + REFUSED_PAUSE_MS)
+            self._defer_letter(message, reason, why, inputs.now_ms + REFUSED_PAUSE_MS)
+            return
         bytes_max = inputs.dead_letter_bytes_max
         letter = self._pusher.letters.dead_letter(
             message, outcome, self._terms, plan.turn, info, bytes_max
@@ -474,7 +456,8 @@ class _StepPlanner:
         if bytes_max < UNBOUNDED:
             plan.dead_letter_bytes += batch_bytes(*letter[1:4])
             if plan.dead_letter_bytes > bytes_max and plan.dead_letters:
-                return self._defer_letter(message, reason, detail, inputs.now_ms + 1)
+                self._defer_letter(message, reason, detail, inputs.now_ms + 1)
+                return
         plan.dead_letters += 1
         plan.undelivered[entry.target] += 1
         self._dead[reason, entry.target] += 1
@@ -485,30 +468,25 @@ class _StepPlanner:
         occurrence = entry.occurrence + 1 if next_ms else entry.occurrence
         self._decide(message, Decided(ended, reason, detail, next_ms, occurrence, entry.attempt))
         plan.messages.append(letter)
-        return True
 
-    def _defer_letter(self, message: DueMessage, reason: Reason, detail: str, next_ms: int) -> bool:
+    def _defer_letter(self, message: DueMessage, reason: Reason, detail: str, next_ms: int) -> None:
         entry = message.entry
-        return self._keep(
+        self._keep(
             message,
             Keep(Outcome.DEFERRED, reason, detail, next_ms, entry.occurrence, entry.attempt),
         )
 
     def _open_letter_topic(self) -> TopicInfo | None:
         """Return the description of the dead-letter topic; None if it takes no letters now. Raises
-        LogUnavailable.
-
-        Ahead of the step, None also if it is not known to take any.
-        """
+        LogUnavailable."""
         plan, pusher, topic = self._plan, self._pusher, self._pusher.letters.dead_letter_topic
         if not self._asked:
             self._asked = True
-            if not (plan.defers_dead_letters or self._is_ahead):
+            if not plan.defers_dead_letters:
                 plan.refusal = pusher.refusal(topic, self._inputs.now_ms)
                 plan.defers_dead_letters = plan.refusal is not None
             known = pusher.targets.known([topic]).get(topic)
-            is_open = known is not None and (known.is_open or not self._is_ahead)
-            self._letter_topic = known.info if known is not None and is_open else None
+            self._letter_topic = None if known is None else known.info
         return None if plan.defers_dead_letters else self._letter_topic
 
     def _spend(self, topic: str) -> None:
@@ -517,3 +495,28 @@ class _StepPlanner:
         if topic in plan.allowed:
             plan.allowed[topic] -= 1
             plan.spent[topic] = plan.spent.get(topic, 0) + 1
+
+
+class _AheadPlanner(_StepPlanner):
+    """Plans a step that has not begun, on what is known, without asking a broker. Raises Uncertain
+    at the first message whose outcome is not certain."""
+
+    def _settle(self, due_ms: int, offset: int, entry: Entry, size: int) -> None:
+        poison, options = self._inputs.poison, entry.options
+        if (
+            entry.target not in self._targets
+            or (poison is not None and offset == poison[0])
+            or (options is not None and options.repetition is not None)
+        ):
+            raise Uncertain
+        super()._settle(due_ms, offset, entry, size)
+
+    def _keep(self, message: DueMessage, outcome: Keep) -> None:
+        raise Uncertain
+
+    def _open_letter_topic(self) -> TopicInfo | None:
+        topic = self._pusher.letters.dead_letter_topic
+        known = self._pusher.targets.known([topic]).get(topic)
+        if known is None or not known.is_open or self._inputs.dead_letter_bytes_max < UNBOUNDED:
+            raise Uncertain
+        return known.info

@@ -2,8 +2,9 @@
 those that refuse messages, which are set aside.
 
 A topic is described before the master produces to it, so that a topic known to be missing, or a
-message known to be too large for its topic, never fails a transaction (law 8). A target topic that
-is to be created on demand is created here and nowhere else.
+message known to be too large for its topic, never fails a transaction (law 8). On Kafka, a target
+topic that is to be created on demand is created here and nowhere else; the embedded log creates
+each with its first record.
 
 Halving a step until a poison record is alone costs about a dozen aborted transactions. A target
 with REFUSED_MAX poison records is therefore set aside. Its due messages are deferred together,

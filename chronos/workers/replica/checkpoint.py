@@ -1,5 +1,5 @@
 """The checkpoint worker: copies a shard's store to another location, at intervals and on request,
-removes the checkpoints beyond the number to keep, and trims the two logs.
+removes the checkpoints beyond the number to keep, and, on the master's node, trims the two logs.
 
 Trimming cannot be undone: what is trimmed remains in stores, checkpoints and the archive only. So a
 log is trimmed only up to the first position that a checkpoint, a replica or the archive may still

@@ -2,9 +2,10 @@
 
 An id is needed as long as a record may still come that was written within the deduplication window,
 or before a cancel: until this shard has read every record of that time, and every other shard too,
-because another shard may forward such a record. How far the other shards have read is known from
-their replicas on this node, and, for a shard that this node does not hold, from the end of its
-progress partition (`Elsewhere`, in the maintenance thread).
+because another shard may forward such a record (not if `topics.misplaced` is `reject`: then the
+others are not waited for). How far the other shards have read is known from their replicas on this
+node, and, for a shard that this node does not hold, from the end of its progress partition
+(`Elsewhere`, in the maintenance thread).
 
 The master decides the horizon from times in the logs and records it with every step, so that all
 replicas forget alike, whenever their delete workers run (law 9). Nothing is deleted here: see

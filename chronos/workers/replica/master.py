@@ -1,4 +1,5 @@
-"""The master: one step is one transaction. Pull, stage, select, push, commit, apply.
+"""The master: one step is one transaction, or none if there is nothing to do. Pull, stage, select,
+push, commit, apply.
 
 A crash before the commit leaves nothing that a reader of committed records sees; a crash between
 commit and apply is repaired by replaying the progress record. Keeps its part of laws 2 (never

@@ -1,8 +1,8 @@
 """The start of a replay: the state that it starts from, its cost, and the check that the two logs
 still have everything that the store needs. The replay itself is `follow`.
 
-Keeps its part of law 1: a store that is ahead of its logs, or older than their start, raises
-LogMismatch."""
+Keeps its part of law 1: a store that is ahead of its logs, or older than their start where no
+checkpoint can replace it, raises LogMismatch."""
 
 import structlog
 from msgspec import Struct

@@ -9,8 +9,9 @@ returns the time of the next step:
        close everything, start from the store
 
 Everything is closed at the end of the assignment, after a lost producer or a failed write to the
-store, and after any Retry before `begin`. A master that meets another Retry when it commits repeats
-the step, mostly after a pause. A node that was the last master itself may do 2 in `start`.
+store, and after any Retry before `begin`. After another Retry in `begin` or `lead`, wherever in the
+step, the step is repeated, mostly after a pause. A node that was the last master itself may do 2 in
+`start`.
 
 Other threads and nodes see the `role` of the replica, a `ReplicaState`. Other threads may read its
 properties during a step, which opens and closes parts: so a property reads each attribute once.

@@ -4,7 +4,7 @@ pulled is a value too, `Pulled`.
 
 Keeps its part of laws 6 and 8: a message is delivered once every record is pulled that was readable
 at its due time; or without them, if the pull worker is off, or if the queues of held records are
-full and none of their destinations takes records."""
+full and none of their destinations takes records, unless all of these may do so again soon."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -86,7 +86,7 @@ class Room(Enum):
 
     FREE = auto()
     FULL = auto()
-    """They are full, and a destination takes records or may do so soon."""
+    """They are full, and a destination takes records, or all that take none may do so soon."""
     STUCK = auto()
     """They are full, and no destination takes records."""
 

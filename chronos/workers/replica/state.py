@@ -18,7 +18,7 @@ over, master` when it becomes the master, `master, stepped down, recovering, fol
 node becomes the master.
 
 A replica that meets a Retry while it has no `Master` keeps its state, closes what it has open and
-begins again from its store; `Replica.paused` holds the reason meanwhile. So none of the states
+begins again from its store; `Replica.paused` holds the reason meanwhile. So no state but `master`
 promises that anything is open. Once it has one, the end of its leadership makes it `stepped down`,
 even if it was still `taking over`."""
 

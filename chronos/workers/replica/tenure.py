@@ -3,8 +3,9 @@
 Keeps its part of laws 2 (never early), 3 (exactly once) and 5 (one committing master): Kafka fences
 a master only as long as it remembers the transactional id, and another node takes over after a long
 silence. So the time since the last commit is measured by three clocks: the wall clock, the boot
-clock, and the broker's. Where one of them shows too long a time, or they differ by too much, the
-leadership ends."""
+clock, and the broker's. Where one of them shows too long a time, or they differ by more than
+SURE_MS, the leadership ends; where they differ by less, but more than CLOCK_TOLERANCE_MS, nothing
+is delivered until they agree."""
 
 from chronos.errors import ClockDisagrees, ProducerLost
 from chronos.ports import CLOCK_TOLERANCE_MS, Clock

@@ -3,6 +3,6 @@
 (`transactions`).
 
 In: the state of replicas, and answers of the brokers, at intervals. Out: reasons for people in
-`/readyz`, `chronos status` and the log, the verdict on the log for the cluster, and an error that
-ends the process if the topics are no longer the same. No decision about a message depends on
-them."""
+`/readyz`, `chronos status` and the log, the verdict on the log for the cluster, the creation of a
+missing rejected or dead-letter topic, and an error that ends the process if the topics are no
+longer the same or are set up wrongly. No decision about a message depends on them."""

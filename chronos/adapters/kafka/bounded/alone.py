@@ -1,4 +1,4 @@
-"""A reader of one batch of any size, in this process, while no child runs.
+"""A reader of one batch of any size that librdkafka takes, in this process, while no child runs.
 
 It is for a batch that a replica's reader refuses, because a record is too large or the batch
 exceeds the memory of a child, but that a master has read: its records are in the decisions that are

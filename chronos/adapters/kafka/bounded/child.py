@@ -1,8 +1,8 @@
 """The process that reads a stretch of a partition for its parent, within a bound of memory.
 
 It gets its task on the standard input and writes frames to the standard output: a length and a
-`Frame` in MessagePack. If it lacks memory, librdkafka aborts it, or it ends with NO_MEMORY_EXIT. It
-ends with its parent."""
+`Frame` in MessagePack. At the bound librdkafka aborts it, or it ends with NO_MEMORY_EXIT; where the
+machine lacks memory, the kernel kills it rather than the service. It ends with its parent."""
 
 import json
 import os

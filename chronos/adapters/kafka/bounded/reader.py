@@ -6,14 +6,14 @@ it is a plain reader.
 
 The child reads in one of three modes:
 
-    PROBE    one batch alone, the one at the position: the first one, and the one at which a child ended in another mode
+    PROBE    the batch at the position alone: the first one, and the one where a child lacked memory
     STREAM   as a plain reader does, until a child ends for want of memory
     SINGLE   one batch with each fetch, afterwards
 
 A batch is unreadable for want of memory only if two children in PROBE mode lacked the memory to
 decompress it or to pass it on, the broker answered with its header, and by its size, compression
 and number of records it can take SUSPECT_BYTES of memory. So an outage, a kill or a batch behind it
-never counts."""  # noqa: E501
+never counts."""
 
 import json
 import os

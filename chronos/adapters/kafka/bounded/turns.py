@@ -1,5 +1,5 @@
-"""The turns of the readers of this process that may take much memory: one at a time, so that all
-shards together take no more memory than one reader."""
+"""The turns of the readers of this process that may take much memory: one at a time, so that these
+together take no more memory than one of them."""
 
 import threading
 import time

@@ -1,7 +1,7 @@
 """The records of the topic `chronos.cluster`, as values and as bytes.
 
-Partition 0 has heartbeats, announcements, requests, and the last records of processes that end.
-Partition 1 has the roles. A record is JSON, like members and roles in ZooKeeper: any console
+Partition 0 has heartbeats, announcements, requests, and the last records of processes that stop in
+order. Partition 1 has the roles. A record is JSON, like members and roles in ZooKeeper: any console
 consumer shows it, and a reader ignores fields that it does not know. A record that must not be read
 without its new fields takes a new `type`, and older readers step over it (`RecordUnreadable`)."""
 

@@ -13,7 +13,8 @@ Guarantees:
 3. A vote is given to one incarnation of a candidate, and the number of the incarnation is durable
    before its first message: two incarnations of one node never lead in the same term.
 4. A vote that no quorum answers does not increase the term beyond those of the nodes that answered.
-   So a node that is cut off increases its term at most once, after a lost vote or in a transfer.
+   So a node that is cut off increases its term at most once: after a lost vote, to a greater term
+   that it has seen, or in a transfer.
 """
 
 from __future__ import annotations

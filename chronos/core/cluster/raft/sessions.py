@@ -1,11 +1,11 @@
 """The members of a cluster as the leader of the voters knows them, and the value of the register:
-roles and open requests.
+roles, open requests, and the ids of those answered last.
 
-Members are in the memory of the leader only. Each reports to the leader it knows, several times in
-a session timeout; a member that sends no report for that time is gone, and this leader never counts
-its incarnation again. A new leader begins without members; they report to it with their
-registration numbers, so that their order stays the same. `Sessions` has no clock: time is an
-argument, in ms of a clock that never goes back."""
+The leader keeps the members in memory, not in the register. Each reports to the leader it knows,
+several times in a session timeout; a member that sends no report for that time is gone, and this
+leader does not count its incarnation again (it knows the ENDED_MAX that ended last). A new leader
+begins without members; they report to it with their registration numbers, so that their order stays
+the same. `Sessions` has no clock: time is an argument, in ms of a clock that never goes back."""
 
 from __future__ import annotations
 

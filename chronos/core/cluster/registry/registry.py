@@ -1,12 +1,13 @@
 """One registry: the tables of the registered nodes, and the answers from them.
 
 A set of brokers of RocketMQ is a shard here: one node is its master, the others are followers. A
-registration replaces everything known of its node.
+registration replaces everything known of its node, except that one without topics (None) leaves
+those registered before.
 
 Tables: node -> its registration and the time of the last one; address -> node; (cluster,
 shard) -> the nodes that hold it; cluster -> its nodes and shards; topic -> the shards whose master
-registered it. RocketMQ's fifth table, of filter servers, has no counterpart. No answer changes with
-the tables. No locks: one thread owns a registry."""
+registered it. RocketMQ's fifth table, of filter servers, has no counterpart. An answer that was
+given stays as it is when the tables change. No locks: one thread owns a registry."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
