@@ -417,8 +417,9 @@ The tables that `chronos archive` writes ([how](../how-to/archive.md)). Each tab
 <location>/_files/<table>/batch=<batch>.json                         the files of each batch, with bytes and rows
 ```
 
-Times are milliseconds since the epoch by the broker's clock, unless a column names another clock. `batch` names the run and the micro-batch that wrote the
-rows; a repeated batch overwrites the first, so each record is there exactly once. `due_date` (`YYYY-MM-DD`) and `due_hour` (0 to 23) are in UTC: of the column
+Times are milliseconds since the epoch by the broker's clock, unless a column names another clock; `timestamp_ms` is the producer's in a topic with
+`CreateTime`. `batch` names the run and the micro-batch that wrote the rows; the next run removes the batches that a killed run did not commit, so each record
+is there exactly once. `due_date` (`YYYY-MM-DD`) and `due_hour` (0 to 23) are in UTC: of the column
 that the table is partitioned by, or of the record's timestamp if that column is null or out of range (a foreign header may hold anything).
 
 Columns are only ever added, as nullable columns: in an older archive a later column reads as null. A change of meaning is a new `format`; a version that does

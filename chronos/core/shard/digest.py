@@ -56,8 +56,8 @@ def digest(view: StoreView, *, remembered_ms: int = 0) -> str:
     """Return the digest, in hexadecimal, of a store that does not change meanwhile.
 
     Settled id states count if they are not forgotten, and are kept from a time at most
-    `remembered_ms` before the last progress record. Replicas with different settings are compared
-    with the smallest of them. With 0 only pending messages have to be equal."""
+    `remembered_ms` before the last progress record. Replicas are compared with the same value.
+    With 0 only pending messages have to be equal."""
     (data,) = view.get([STATE_KEY])
     state = FRESH if data is None else unpack_state(data)
     from_ms = max(state.horizon_ms, state.progress_ms - remembered_ms)
