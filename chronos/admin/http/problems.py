@@ -1,4 +1,4 @@
-"""Error answers (`application/problem+json`, RFC 9457), most with a hint what to do; and the check
+"""Error answers (`application/problem+json`, RFC 9457), many with a hint what to do; and the check
 of JSON against the types of `schemas`, which names errors by their fields.
 
 The decoders of msgspec stop at the first error. They run first, on every request; a body or a query

@@ -1,10 +1,11 @@
 """The rules of the parser: what the configuration allows a message to ask for, and what is
-remembered of the records that were parsed. (Not the numbered rules of a replay: see `progress`.)
+remembered of the records that were parsed.
 
 The master of a shard parses by them. The HTTP interface of every node, be it master or not, checks
-what it writes by the same object, in threads of its own, and what it checks is remembered and
-counted too. A replay parses with `for_replay`, which refuses nothing that a setting could refuse
-(law 9)."""
+messages, actions and replays by the same object before it writes them, in its event loop or in a
+thread of its own, and what it checks is remembered too. It refuses a duration without a unit
+before, so that `unitless` counts only records that this node read as master. A replay parses with
+`for_replay`, which refuses nothing that a setting could refuse (law 9)."""
 
 import re
 from collections.abc import Collection, Sequence
