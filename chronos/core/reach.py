@@ -2,9 +2,11 @@
 
 The look-up of a message (`core.query.lookup.find`), the filter of letters (`Wanted`), the planner
 of messages (`Planner.plan_body`) and requests to other nodes require the reach or the sender, so
-that no caller forgets it. Two things do not: a `core.query.filter.Filter` has EVERYTHING by
-default, and what makes the records of an action or a replay (`plan_action`, the bulk jobs,
-`core.letters.replay`) takes no reach: its callers have found the messages within the reach before.
+that no caller forgets it. Others do not. A `core.query.filter.Filter` has EVERYTHING by default.
+Handlers that show records of topics, or targets with their counts and limits, leave out themselves
+what is not the sender's own. What reads a letter at its position (`LetterTopic.letter`), or makes
+the records of an action or a replay (`plan_action`, `BulkRun._plan`, `core.letters.replay`), takes
+no reach: its callers have found the messages within the reach before.
 
 A sender without limits has EVERYTHING. Which reach a token has is decided in
 `admin.http.tokens`."""
