@@ -32,7 +32,7 @@ public final class Main {
                 .target(new Target().topic(topic))
                 .value("from Java")
                 .deliverAt(new Time(DateTimeFormatter.ISO_OFFSET_DATE_TIME.format(due)));
-        AcceptedOrList scheduled = chronos.schedule(new MessageOrBatch(message), "5s");
+        AcceptedOrList scheduled = chronos.schedule(new MessageOrBatch(message), "5s", null);
         System.out.println(scheduled.getAccepted().getResult());
 
         MessageInfo found = chronos.get(id, null, null, null, null);
@@ -42,7 +42,7 @@ public final class Main {
                 null, topic, DateTimeFormatter.ISO_OFFSET_DATE_TIME.format(due.minusMinutes(1)), null, null, null, null, null, null, null, null, null, null);
         System.out.println(page.getMessages().stream().anyMatch(each -> each.getId().equals(id)));
 
-        ActionResult cancelled = chronos.cancel(id, null);
+        ActionResult cancelled = chronos.cancel(id, null, null);
         System.out.println(cancelled.getResult());
     }
 }
