@@ -60,12 +60,12 @@ busy machine (measured), while the other messages wait and the time-out of the t
 default, runs."""
 
 
-class Uncertain(Exception):
-    """A message may have another outcome in the step than it has ahead of it."""
-
-
 NEVER_MS = 1 << 62
 """Later than any time of a step."""
+
+
+class Uncertain(Exception):
+    """A message may have another outcome in the step than it has ahead of it."""
 
 
 class _Basis(Struct, frozen=True):
@@ -157,7 +157,8 @@ class Pusher:
             return plan
         plan.targets = look_ahead.targets(selection)
         targets = self.targets.describe(plan.targets, now_ms)
-        planner = _StepPlanner(self, plan, selection, targets, inputs)
+        certain = self.certain(targets, inputs)
+        planner = _StepPlanner(self, plan, selection, targets, certain, inputs)
         early = look_ahead.transaction(selection, now_ms, planner.basis)
         if early is not None:
             early.messages[:0] = plan.messages
@@ -177,7 +178,7 @@ class Pusher:
             return  # the step will select fewer messages
         plan = self._empty_plan(inputs.now_ms)
         certain = self.certain(self.targets.known(topics), inputs)
-        planner = _AheadPlanner(self, plan, selection, certain, inputs)
+        planner = _AheadPlanner(self, plan, selection, certain, certain, inputs)
         with suppress(Uncertain):
             planner.add(selection)
             look_ahead.keep_transaction(
@@ -252,13 +253,15 @@ class _StepPlanner:
         plan: PlannedTransaction,
         selection: Selection,
         targets: Mapping[str, Target],
+        certain: Mapping[str, Target],
         inputs: StepInputs,
     ) -> None:
+        """`targets`: those that messages may be decided about. `certain`: see `Pusher.certain`."""
         refusals, lanes, now_ms = inputs.refusals, inputs.lanes, inputs.now_ms
         self._pusher = pusher
         self._plan = plan
         self._inputs = inputs
-        self._certain = pusher.certain(targets, inputs)
+        self._certain = certain
         attempted = refusals.attempted(selection, now_ms)
         self._targets = {
             topic: self._target(topic, target, attempted) for topic, target in targets.items()
