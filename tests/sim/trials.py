@@ -40,10 +40,6 @@ LOST_MS = 10_000
 """More than a session, and the time in which the controller replaces a master that is gone."""
 
 
-SPREADING = ("spread evenly", "holds no replica any more")
-"""Why a shard moves from a healthy master."""
-
-
 class _Stuck(Struct):
     """A master that is stuck on purpose."""
 
@@ -105,12 +101,15 @@ class Trials(ClusterPart):
         self.world.pass_time(hold_ms + rules.every_ms)
         for node in self.nodes:
             node.clock.skew_ms = 0
+        # A shard may be moved to a node whose clock is wrong, to spread the masters evenly, and the
+        # only replica of one to spread the replicas.
+        spreading = ["spread evenly"]
+        if self.cluster.replication == 1:
+            spreading.append("holds no replica any more")
         moved = [
             (shard, why)
             for at_ms, shard, why in self.moves.changes
-            # A shard may be moved to a node whose clock is wrong, to spread the masters evenly, and
-            # the only replica of one to spread the replicas.
-            if at_ms > began_ms and why not in SPREADING and shard not in self.moves.stuck
+            if at_ms > began_ms and why not in spreading and shard not in self.moves.stuck
         ]
         if moved:
             raise Finding(LIVENESS, f"a role moved in a healthy cluster: {moved}")
