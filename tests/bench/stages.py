@@ -27,6 +27,7 @@ from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
 from chronos.workers.replica.leadership import WriterEpoch
 from tests.bench import load
+from tests.harness.drafts import plan_of
 
 T = TypeVar("T")
 
@@ -173,10 +174,8 @@ def _series(watch: _Stopwatch, directory: Path) -> None:
         )
         assert len(selection.items) == BATCH
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
-        plan = used.time(
-            "series: plan",
-            lambda: pusher.plan(selection, StepInputs(now_ms=now_ms, refusals=Refusals()), ahead),  # noqa: B023
-        )
+        inputs = StepInputs(now_ms=now_ms, refusals=Refusals())
+        plan = used.time("series: plan", partial(plan_of, pusher, selection, inputs, ahead))
         assert len(plan.messages) == len(plan.decisions) == BATCH
         _step(used, shard, store, staged, selection, "series", plan.decisions)
     store.close()
@@ -194,9 +193,8 @@ def _drain(watch: _Stopwatch, shard: Shard, store: RocksStore, rules: Rules) -> 
             lambda: shard.select(staged, until_ms, BATCH, 8_000_000),  # noqa: B023
         )
         ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
-        plan = partial(
-            pusher.plan, selection, StepInputs(now_ms=until_ms, refusals=Refusals()), ahead
-        )
+        inputs = StepInputs(now_ms=until_ms, refusals=Refusals())
+        plan = partial(plan_of, pusher, selection, inputs, ahead)
         watch.time("drain: plan", plan)
         _step(watch, shard, store, staged, selection, "drain")
 

@@ -18,7 +18,7 @@ from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Progress, pack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import Selection
+from chronos.core.shard.step import selection_of
 from chronos.errors import (
     ClockDisagrees,
     ConfigurationError,
@@ -34,6 +34,7 @@ from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
 from chronos.workers.replica.horizon import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
+from tests.harness.drafts import plan_of
 from tests.harness.memory import MemoryStore
 from tests.harness.waiting import check_deadline
 
@@ -679,14 +680,14 @@ def test_messages_without_a_key_spread_over_the_partitions_and_the_leaders_answe
         """Deliver a message for each key; return how many offsets each partition moved on by."""
         entries = [Entry(None, 1, topic, key, {}, b"v", 1, None) for key in keys]
         items = [(1, offset, b"") for offset in range(len(entries))]
-        selection = Selection(
-            items=items, entries=entries, with_id=[], cursor=(1, len(items)), complete=True
-        )
+        selection = selection_of(items, entries, (1, len(items)), complete=True)
         look_ahead: LookAhead[PlannedTransaction] = LookAhead(
             Shard(rules=Rules(shard=0, shards=PARTITIONS), state=FRESH, view=MemoryStore())
         )
         now_ms = case.clock.now_ms()
-        plan = pusher.plan(selection, StepInputs(now_ms=now_ms, refusals=Refusals()), look_ahead)
+        plan = plan_of(
+            pusher, selection, StepInputs(now_ms=now_ms, refusals=Refusals()), look_ahead
+        )
         before = ends()
         with pusher.partitions.following(writer, case.clock):
             writer.send(plan.messages, b"progress")

@@ -16,13 +16,14 @@ from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Outcome, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import Leaving, Selection, Staged
+from chronos.core.shard.step import Leaving, Selection, selection_of
 from chronos.ports import Outgoing, TopicSpec
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import TARGETS_MAX, Pusher, PushSettings
 from chronos.workers.push.targets import Attempt, Refusals, Retries, SetAside, attempt_of
 from chronos.workers.replica.report import LATE_MS, StepReport
 from tests.harness.clock import HandClock
+from tests.harness.drafts import drafted, plan_next, plan_of
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import SharedShard
 
@@ -80,9 +81,7 @@ def selected(*expiries: int | None) -> Selection:
         )
         items.append((entry.due_ms, 7 + at, pack_entry(entry)))
     entries = [unpack_entry(data) for _, _, data in items]
-    return Selection(
-        items=items, entries=entries, with_id=[0], cursor=items[-1][:2], complete=False
-    )
+    return selection_of(items, entries, items[-1][:2], complete=False)
 
 
 def planned(
@@ -93,8 +92,8 @@ def planned(
     refusals: Refusals | None = None,
 ) -> PlannedTransaction:
     refusals = Refusals() if refusals is None else refusals
-    return pusher.plan(
-        selection, StepInputs(now_ms=NOW_MS, refusals=refusals, poison=poison), look_ahead
+    return plan_of(
+        pusher, selection, StepInputs(now_ms=NOW_MS, refusals=refusals, poison=poison), look_ahead
     )
 
 
@@ -121,7 +120,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
     def plan_once(*, early: bool) -> PlannedTransaction:
         pusher, selection, ahead = pusher_on(log, seen=seen), selected(*expiries), look_ahead()
         if early:
-            pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
+            plan_next(pusher, selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
         if forget:
             pusher.targets.forget_all()
         return planned(pusher, selection, ahead, poison)
@@ -137,7 +136,7 @@ def test_a_transaction_planned_early_is_the_one_that_would_be_planned_now(
 
 def test_planning_leaves_the_selected_entries_as_they_are(log: EmbeddedLog) -> None:
     pusher, selection, ahead = pusher_on(log), selected(None, EXPIRED_MS, None), look_ahead()
-    pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
+    plan_next(pusher, selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
     planned(pusher, selection, ahead)
     assert selection.entries == selected(None, EXPIRED_MS, None).entries
 
@@ -151,7 +150,8 @@ def test_messages_leave_the_lane_of_a_target_that_is_set_aside_as_deferred_ones(
     leaving = Leaving(
         lane=lane, items=selection.items[:1], entries=selection.entries[:1], is_all=False
     )
-    plan = pusher_on(log).plan(
+    plan = plan_of(
+        pusher_on(log),
         replace(selection, leaving=(leaving,)),
         StepInputs(now_ms=NOW_MS, refusals=refusals, lanes={lane}),
         look_ahead(),
@@ -168,8 +168,8 @@ def test_a_selection_other_than_the_one_planned_early_gets_a_plan_of_its_own(
     log: EmbeddedLog,
 ) -> None:
     pusher, ahead = pusher_on(log), look_ahead()
-    pusher.plan_next(
-        selected(None, None, None), StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead
+    plan_next(
+        pusher, selected(None, None, None), StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead
     )
     plan = planned(pusher, selected(None), ahead)
     assert [message[2] for message in plan.messages] == [b"0"]
@@ -272,12 +272,10 @@ def test_late_deliveries_are_counted_by_target_without_messages_that_were_not_de
 ) -> None:
     """The first message expired; of the others one is late, all of them, or none."""
     selection = selected(EXPIRED_MS, None, None)
-    plan = planned(pusher_on(log), selection, look_ahead())
-    staged = Staged(pull_offset=0, watermark_ms=0)
+    draft = drafted(selection, look_ahead(), NOW_MS)
+    plan = pusher_on(log).plan(draft, StepInputs(now_ms=NOW_MS, refusals=Refusals()), look_ahead())
     for late_ms, late in ((NOW_MS - 8, {}), (NOW_MS - 7, {"orders": 1}), (NOW_MS, {"orders": 2})):
-        report = StepReport.of(
-            plan, selection, staged, shard=0, pulled=0, committed_ms=late_ms + LATE_MS
-        )
+        report = StepReport.of(draft, plan, shard=0, committed_ms=late_ms + LATE_MS)
         assert (report.delivered, report.late) == ({"orders": 2}, late)
     assert report.dead.cases == {(Reason.EXPIRED, "orders"): 1}
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 from chronos.adapters.tracing import SPANS_PER_SECOND, Spans, sampled_share
 from chronos.core.message import Entry, Reason, Record
 from chronos.core.shard.progress import Decision, Outcome
-from chronos.core.shard.step import Parsed, Selection, Staged
+from chronos.core.shard.step import Parsed, Staged, selection_of
 from chronos.errors import ConfigurationError
 from tests.harness.service import Service
 
@@ -64,9 +64,7 @@ class Traced:
             action_ids=frozenset(),
         )
         self.spans.accepted(2, 1_010, parsed, Staged(pull_offset=6, watermark_ms=1_000))
-        selection = Selection(
-            items=[(4_000, 5, b"")], entries=[entry], with_id=[0], cursor=(4_000, 5), complete=True
-        )
+        selection = selection_of([(4_000, 5, b"")], [entry], (4_000, 5), complete=True)
         decision = Decision(due_ms=4_000, offset=5, outcome=outcome, reason=reason)
         decisions = [] if outcome is Outcome.DELIVERED else [decision]
         self.spans.settled(2, 4_007, selection, decisions)
@@ -145,13 +143,8 @@ def test_the_spans_of_a_second_are_bounded_over_all_steps():
     entries = [message({"traceparent": TRACEPARENT})] * (SPANS_PER_SECOND - 1)
 
     def made_after(committed_ms: int) -> int:
-        selection = Selection(
-            items=[(4_000, at, b"") for at in range(len(entries))],
-            entries=entries,
-            with_id=[],
-            cursor=(4_000, len(entries)),
-            complete=True,
-        )
+        items = [(4_000, at, b"") for at in range(len(entries))]
+        selection = selection_of(items, entries, (4_000, len(entries)), complete=True)
         traced.spans.settled(0, committed_ms, selection, [])
         return len(traced.exporter.get_finished_spans())
 

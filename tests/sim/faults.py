@@ -17,7 +17,9 @@ FAULTS: Faults = {
         )
     ],
     "a forwarded record is not written": [
-        Change("forwards=staged.forwards,", "forwards=staged.forwards[1:],")
+        Change(
+            "self.forwards.records(staged.forwards)", "self.forwards.records(staged.forwards[1:])"
+        )
     ],
     "a held record is not written on": [
         Change(
@@ -143,8 +145,7 @@ FAULTS: Faults = {
     ],
     "a step is applied before its commit": [
         Change(
-            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, "
-            "progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(draft, progress))",
             "appended = Appended(partition=0, offset=self._shard.state.applied, "
             "timestamp_ms=produced_ms)\n"
             "self._apply(staged, selection, progress, appended)\n"
@@ -217,8 +218,8 @@ FAULTS: Faults = {
     ],
     "an abort drops the staged records": [
         Change(
-            "search.failed(failure, letters=letters, pusher=self._pusher, "
-            "shard=self._shard.rules.shard)",
+            "search.failed(StepFailure(error=error, draft=draft, plan=plan), letters=letters, "
+            "pusher=self._pusher, shard=self._shard.rules.shard)",
             "self._puller.release(10**9)\nraise",
         )
     ],
@@ -240,8 +241,7 @@ FAULTS: Faults = {
     ],
     "a lost producer is taken for an abort": [
         Change(
-            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, "
-            "progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(draft, progress))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -250,8 +250,7 @@ FAULTS: Faults = {
     ],
     "a lost producer is taken for a commit": [
         Change(
-            "appended = self._finish(produced_ms, self._prepare_next(staged, selection, "
-            "progress, pulled, until_ms))",
+            "appended = self._finish(produced_ms, self._prepare_next(draft, progress))",
             "try:\n"
             "    appended = self._finish(produced_ms)\n"
             "except ProducerLost:\n"
@@ -319,10 +318,7 @@ FAULTS: Faults = {
         Change("self._reached_ms = 0 ", "pass ", "_scope"),
     ],
     "an expired message is delivered": [
-        Change("now_ms > expire_at_ms", "now_ms > expire_at_ms + 600_000", "decide"),
-        Change(
-            "self._inputs.now_ms > expire_at_ms", "self._inputs.now_ms > expire_at_ms + 600_000"
-        ),
+        Change("now_ms <= expire_at_ms", "now_ms <= expire_at_ms + 600_000", "fate_of")
     ],
     "the replicas of a lost node are not replaced": [
         Change("if now_ms - since_ms >= self._view.replace_after_ms", "if False")

@@ -79,7 +79,7 @@ FAULTS: Faults = {
         Change("items = _remaining(_items(rows), staged)", "items = _items(rows)")
     ],
     "an expired message is delivered": [
-        Change("now_ms > expire_at_ms", "now_ms > expire_at_ms + 600_000", "decide")
+        Change("now_ms <= expire_at_ms", "now_ms <= expire_at_ms + 600_000", "fate_of")
     ],
     "messages are selected before they are due": [
         Change("until_ms = min(now_ms, ", "until_ms = 2_000 + min(now_ms, ")

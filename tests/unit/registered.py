@@ -10,11 +10,11 @@ from chronos.core.message import Reason, Record
 from chronos.core.query.lookup import FoundMessage, find
 from chronos.core.reach import EVERYTHING
 from chronos.core.shard.codec import FRESH
+from chronos.core.shard.fate import Fate, Fires, Skips, fate_of
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import UNCOPIED, Staged, with_leaving
-from chronos.workers.push.decisions import DeadLetter, Deliver, Keep, decide_series
 from tests.unit.model import Rows
 from tests.unit.records import WRITER
 
@@ -84,9 +84,9 @@ class Registered:
             selection = with_leaving(selection, [each for each in lanes if each], complete=False)
         decisions = []
         for (due_ms, offset, _), entry in zip(selection.items, selection.entries, strict=True):
-            made: Deliver | DeadLetter | Keep = Deliver()
+            fate: Fate | None = None
             if entry.options is not None and entry.options.repetition is not None:
-                made = decide_series(entry, offset, SHARD, now_ms)
+                fate = fate_of(entry, offset, SHARD, now_ms)
             if parks:
                 decisions.append(
                     Decision(
@@ -100,16 +100,16 @@ class Registered:
                         -3,
                     )
                 )
-            elif isinstance(made, Keep):
+            elif isinstance(fate, Skips):
                 decisions.append(
-                    Decision(due_ms, offset, made.outcome, 0, made.next_ms, made.occurrence, 1)
+                    Decision(due_ms, offset, Outcome.SKIPPED, 0, fate.next_ms, fate.occurrence, 1)
                 )
             else:
-                assert isinstance(made, Deliver)
                 due_s = (entry.due_ms - START_MS) / SECOND
                 self.delivered.append((due_s, entry.value, entry.occurrence))
-                if made.next_ms:
-                    again = (made.next_ms, entry.occurrence + 1, 1)
+                if fate is not None:
+                    assert isinstance(fate, Fires)
+                    again = (fate.next_ms, entry.occurrence + 1, 1)
                     decisions.append(Decision(due_ms, offset, Outcome.AGAIN, 0, *again))
         progress = WRITER.progress(staged, selection, tuple(decisions))
         at: dict[str, Any] = {"offset": shard.state.applied, "timestamp_ms": now_ms}

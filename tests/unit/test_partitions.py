@@ -16,7 +16,7 @@ from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import Selection
+from chronos.core.shard.step import Selection, selection_of
 from chronos.errors import ProducerLost
 from chronos.ports import Log, Sent, TopicInfo, Writer
 from chronos.workers.push.partitions import TURN_MESSAGES, WAITS_MS
@@ -24,6 +24,7 @@ from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import Refusals, Retries
 from tests.harness.clock import HandClock
+from tests.harness.drafts import plan_next, plan_of
 from tests.harness.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000
@@ -77,7 +78,7 @@ def selected(
         for at in range(count)
     ]
     items = [(1, at, b"") for at in range(count)]
-    return Selection(items=items, entries=entries, with_id=[], cursor=(1, count), complete=False)
+    return selection_of(items, entries, (1, count), complete=False)
 
 
 def look_ahead() -> LookAhead[PlannedTransaction]:
@@ -88,8 +89,8 @@ def planned(
     pusher: Pusher, selection: Selection, ahead: LookAhead[PlannedTransaction] | None = None
 ) -> list[tuple[str, int]]:
     """The topic and the partition of each message."""
-    plan = pusher.plan(
-        selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead or look_ahead()
+    plan = plan_of(
+        pusher, selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead or look_ahead()
     )
     return [(topic, partition) for topic, _, _, _, partition in plan.messages]
 
@@ -230,7 +231,7 @@ def test_a_transaction_planned_early_is_planned_again_once_a_broker_is_avoided(
 ) -> None:
     pusher, selection, ahead = pusher_of(selector=Selector()), selected(4), look_ahead()
     planned(pusher, selected(1))
-    pusher.plan_next(selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
+    plan_next(pusher, selection, StepInputs(now_ms=NOW_MS, refusals=Refusals()), ahead)
     report(pusher, sent(1, latency_ms, "orders0"))
     is_slow = latency_ms > 1_000
     assert set(planned(pusher, selection, ahead)) == {("orders0", 2 if is_slow else 1)}

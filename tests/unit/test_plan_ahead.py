@@ -15,17 +15,19 @@ from chronos.core.message import Entry, Options, Reason
 from chronos.core.rates import Rate
 from chronos.core.series import parse_repetition
 from chronos.core.shard.codec import FRESH, pack_entry
+from chronos.core.shard.fate import Fates
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import Selection
+from chronos.core.shard.step import Selection, selection_of
 from chronos.ports import Log, TopicInfo
 from chronos.workers.push.lanes import RateLimits, ShardRates
 from chronos.workers.push.letter_topics import UNBOUNDED
 from chronos.workers.push.planned import PlannedTransaction, StepInputs
 from chronos.workers.push.push import Pusher, PushSettings
 from chronos.workers.push.targets import SECOND_LOOK_MS, Refusals, Retries, SetAside
+from tests.harness.drafts import plan_next, plan_of
 from tests.harness.memory import MemoryStore
 from tests.harness.table import table
 
@@ -53,25 +55,15 @@ class Topics:
 
 
 class Kept(LookAhead[PlannedTransaction]):
-    """A look-ahead that shows the transaction it keeps."""
+    """A look-ahead that shows the plan it keeps."""
 
     def __init__(self) -> None:
         super().__init__(Shard(rules=RULES, state=FRESH, view=MemoryStore()))
         self.kept: PlannedTransaction | None = None
 
-    def keep_transaction(
-        self,
-        selection: Selection,
-        transaction: PlannedTransaction,
-        *,
-        basis: object,
-        from_ms: int,
-        until_ms: int,
-    ) -> None:
-        self.kept = transaction
-        super().keep_transaction(
-            selection, transaction, basis=basis, from_ms=from_ms, until_ms=until_ms
-        )
+    def keep_plan(self, fates: Fates, plan: PlannedTransaction, basis: object) -> None:
+        self.kept = plan
+        super().keep_plan(fates, plan, basis)
 
 
 class Bench:
@@ -104,22 +96,19 @@ class Bench:
 
     def plan(self, selection: Selection, now_ms: int = NOW_MS, **more: Any) -> PlannedTransaction:
         inputs = StepInputs(refusals=self.refusals, **{"now_ms": now_ms, **more})
-        return self.pusher.plan(selection, inputs, self.ahead)
+        return plan_of(self.pusher, selection, inputs, self.ahead)
 
     def prepare(self, selection: Selection) -> PlannedTransaction | None:
         """Plan ahead; the transaction that was kept."""
-        self.pusher.plan_next(
-            selection, StepInputs(now_ms=NOW_MS, refusals=self.refusals), self.ahead
+        plan_next(
+            self.pusher, selection, StepInputs(now_ms=NOW_MS, refusals=self.refusals), self.ahead
         )
         return self.ahead.kept
 
 
 def selected(*entries: Entry) -> Selection:
     items = [(DUE_MS + at, 70 + at, pack_entry(entry)) for at, entry in enumerate(entries)]
-    with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
-    return Selection(
-        items=items, entries=list(entries), with_id=with_id, cursor=items[-1][:2], complete=False
-    )
+    return selection_of(items, list(entries), items[-1][:2], complete=False)
 
 
 def entry(
@@ -220,7 +209,7 @@ def test_messages_for_a_missing_topic_are_dead_lettered_a_few_at_a_time() -> Non
         items = [(due_ms, at, pack_entry(found)) for due_ms, at, found in due]
         found = [each for *_, each in due]
         plan = bench.plan(
-            Selection(items=items, entries=found, with_id=[], cursor=items[-1][:2], complete=False),
+            selection_of(items, found, items[-1][:2], complete=False),
             now_ms,
         )
         deferred = {

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from chronos.core.message import Entry
 from chronos.core.shard.codec import pack_entry
-from chronos.core.shard.step import Leaving, Selection
+from chronos.core.shard.step import Leaving, Selection, selection_of
 from chronos.workers.push.targets import (
     PROVEN_AT,
     REFUSED_MAX,
@@ -29,7 +29,7 @@ def selected(*targets: str, first: int = 0, attempt: int = 1) -> Selection:
         Entry(None, NOW_MS, target, None, {}, b"v", NOW_MS, attempt=attempt) for target in targets
     ]
     items = [(NOW_MS, first + at, pack_entry(entry)) for at, entry in enumerate(entries)]
-    return Selection(items=items, entries=entries, with_id=[], cursor=items[-1][:2], complete=True)
+    return selection_of(items, entries, items[-1][:2], complete=True)
 
 
 def refusing(*, first: int = 0) -> Refusals:

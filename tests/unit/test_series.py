@@ -35,19 +35,20 @@ from chronos.core.series import (
     upcoming,
 )
 from chronos.core.shard.codec import FRESH
-from chronos.core.shard.look_ahead import LookAhead
-from chronos.core.shard.progress import Decision, Outcome, Progress
-from chronos.core.shard.rules import Rules
-from chronos.core.shard.shard import CRON_CHECKS_MAX, PARSED_AT_ONCE, Shard
-from chronos.core.shard.step import Selection, Staged
-from chronos.workers.push.decisions import (
+from chronos.core.shard.fate import (
     EXPRESSIONS_MAX,
-    DeadLetter,
-    Deliver,
-    Keep,
-    decide_series,
+    Dead,
+    Fate,
+    Fires,
+    Skips,
+    fate_of,
     within_cron,
 )
+from chronos.core.shard.look_ahead import LookAhead
+from chronos.core.shard.progress import Decision, Progress
+from chronos.core.shard.rules import Rules
+from chronos.core.shard.shard import CRON_CHECKS_MAX, PARSED_AT_ONCE, Shard
+from chronos.core.shard.step import Selection, Staged, selection_of
 from tests.harness.memory import MemoryStore
 from tests.unit.drivers import OTHER_RULES, OUTCOMES, Scenario, opened
 from tests.unit.histories import SHARD, START_MS, Step, render
@@ -63,24 +64,19 @@ def series(text: str, **more: Any) -> Repetition:
     return Repetition(parsed.kind, parsed.values, parsed.cron, **more)
 
 
-def outcome(
+def fate(
     repetition: Repetition,
     *,
     late_ms: int = 3,
     occurrence: int = 1,
     spread_ms: int = 0,
     due_ms: int = T,
-) -> Deliver | DeadLetter | Keep:
-    """The outcome of an occurrence due at `due_ms` that is selected later by `late_ms` than its
+) -> Fate | None:
+    """The fate of an occurrence due at `due_ms` that is selected later by `late_ms` than its
     position."""
     options = Options(spread_ms=spread_ms, repetition=repetition)
     entry = Entry(b"s", due_ms, "t", None, {}, None, T, occurrence=occurrence, options=options)
-    return decide_series(entry, 7, SHARD, due_ms + spread_shift_ms(SHARD, 7, spread_ms) + late_ms)
-
-
-def skipped(next_ms: int, occurrence: int) -> Keep:
-    """The outcome that moves a series on to this time."""
-    return Keep(Outcome.SKIPPED, 0, "", next_ms, occurrence, 1)
+    return fate_of(entry, 7, SHARD, due_ms + spread_shift_ms(SHARD, 7, spread_ms) + late_ms)
 
 
 FIRE_ONCE, FIRE_ALL, SKIP = LatePolicy.FIRE_ONCE, LatePolicy.FIRE_ALL, LatePolicy.SKIP
@@ -92,21 +88,19 @@ def test_an_occurrence_in_time_is_delivered_and_the_next_is_counted_from_its_due
 ) -> None:
     every = series("every 1s", late_policy=policy)
     for late_ms in (0, 3, 999):
-        assert outcome(every, late_ms=late_ms) == Deliver(T + SECOND)
-    assert outcome(series("backoff 1s 2 1h", late_policy=policy), occurrence=4) == Deliver(
+        assert fate(every, late_ms=late_ms) == Fires(T + SECOND)
+    assert fate(series("backoff 1s 2 1h", late_policy=policy), occurrence=4) == Fires(
         T + 8 * SECOND
     )
     daily = series("cron 0 9 * * *", zone="Europe/Lisbon", late_policy=policy)
-    assert outcome(daily) == Deliver(next_cron("0 9 * * *", "Europe/Lisbon", T) or 0)
+    assert fate(daily) == Fires(next_cron("0 9 * * *", "Europe/Lisbon", T) or 0)
 
 
 def test_missed_occurrences_are_delivered_as_one_all_or_not_at_all() -> None:
     """A minute of outage: the occurrences from T to T + 60 s are due."""
-    assert outcome(series("every 1s"), late_ms=60_500) == skipped(T + 60 * SECOND, 1)
-    assert outcome(series("every 1s", late_policy=FIRE_ALL), late_ms=60_500) == Deliver(T + SECOND)
-    assert outcome(series("every 1s", late_policy=SKIP), late_ms=60_500) == skipped(
-        T + 61 * SECOND, 2
-    )
+    assert fate(series("every 1s"), late_ms=60_500) == Skips(T + 60 * SECOND, 1)
+    assert fate(series("every 1s", late_policy=FIRE_ALL), late_ms=60_500) == Fires(T + SECOND)
+    assert fate(series("every 1s", late_policy=SKIP), late_ms=60_500) == Skips(T + 61 * SECOND, 2)
 
 
 def test_the_occurrence_that_stands_for_the_missed_ones_is_delivered_however_late_it_becomes() -> (
@@ -114,41 +108,39 @@ def test_the_occurrence_that_stands_for_the_missed_ones_is_delivered_however_lat
 ):
     """Otherwise a series whose interval is shorter than a step would never be delivered."""
     stands_in = series("every 100ms", planned_ms=T)
-    assert outcome(stands_in, late_ms=350) == Deliver(T + 400)
-    assert outcome(
-        series("every 100ms", planned_ms=T, late_policy=FIRE_ALL), late_ms=350
-    ) == Deliver(T + 100)
+    assert fate(stands_in, late_ms=350) == Fires(T + 400)
+    assert fate(series("every 100ms", planned_ms=T, late_policy=FIRE_ALL), late_ms=350) == Fires(
+        T + 100
+    )
 
 
 def test_the_last_occurrence_is_delivered_however_late() -> None:
-    assert outcome(series("every 1s", times=3), occurrence=3, late_ms=10**9) == Deliver()
-    assert (
-        outcome(series("every 1s", until_ms=T + 999, late_policy=SKIP), late_ms=10**9) == Deliver()
-    )
-    assert outcome(series("every 1s", until_ms=T + 2_500), late_ms=10**9) == skipped(T + 2_000, 1)
+    assert fate(series("every 1s", times=3), occurrence=3, late_ms=10**9) is None
+    assert fate(series("every 1s", until_ms=T + 999, late_policy=SKIP), late_ms=10**9) is None
+    assert fate(series("every 1s", until_ms=T + 2_500), late_ms=10**9) == Skips(T + 2_000, 1)
 
 
 def test_a_series_whose_last_occurrences_are_skipped_ends_with_a_dead_letter() -> None:
-    ended = outcome(series("every 1s", until_ms=T + 2_500, late_policy=SKIP), late_ms=10**9)
-    assert isinstance(ended, DeadLetter)
+    ended = fate(series("every 1s", until_ms=T + 2_500, late_policy=SKIP), late_ms=10**9)
+    assert isinstance(ended, Dead)
     assert (ended.reason, ended.next_ms) == (Reason.EXPIRED, 0)
 
 
 def test_a_cron_series_without_a_time_gets_its_first_one() -> None:
-    first = outcome(series("cron 0 9 * * *", zone="Europe/Lisbon"), occurrence=0)
-    assert first == skipped(next_cron("0 9 * * *", "Europe/Lisbon", T) or 0, 1)
+    first = fate(series("cron 0 9 * * *", zone="Europe/Lisbon"), occurrence=0)
+    assert first == Skips(next_cron("0 9 * * *", "Europe/Lisbon", T) or 0, 1)
 
 
 def test_a_zone_that_this_machine_does_not_know_ends_the_series_with_a_reason() -> None:
-    ended = outcome(series("cron 0 9 * * *", zone="Europe/Atlantis"))
-    assert isinstance(ended, DeadLetter)
+    ended = fate(series("cron 0 9 * * *", zone="Europe/Atlantis"))
+    assert isinstance(ended, Dead)
     assert (ended.reason, "Europe/Atlantis" in ended.detail) == (Reason.BAD_VALUE, True)
 
 
 def test_a_spread_series_is_judged_by_its_spread_time() -> None:
     assert spread_shift_ms(SHARD, 7, 60_000) > SECOND
-    assert outcome(series("every 1s"), spread_ms=60_000) == Deliver(T + SECOND)
-    assert outcome(series("every 1s"), spread_ms=60_000, late_ms=2_500) == skipped(T + 2_000, 1)
+    assert fate(series("every 1s"), spread_ms=60_000) == Fires(T + SECOND)
+    assert fate(series("every 1s"), spread_ms=60_000, late_ms=2_500) == Skips(T + 2_000, 1)
 
 
 def next_times(
@@ -184,10 +176,10 @@ def test_the_next_times_behind_a_moved_occurrence_are_those_that_are_delivered()
     for policy in (FIRE_ONCE, SKIP):
         every = series("every 60s", planned_ms=moved_from_ms, late_policy=policy)
         assert next_times(every, now_ms=now_ms) == [0, 30, 90]
-        assert outcome(every, late_ms=0) == Deliver(T + 30 * SECOND)
+        assert fate(every, late_ms=0) == Fires(T + 30 * SECOND)
     every = series("every 60s", planned_ms=moved_from_ms, late_policy=FIRE_ALL)
     assert next_times(every, now_ms=now_ms, count=4) == [0, 0, 0, 30]
-    assert outcome(every, late_ms=0) == Deliver(T - 90 * SECOND)
+    assert fate(every, late_ms=0) == Fires(T - 90 * SECOND)
 
 
 def test_the_next_times_of_a_cron_series_are_those_of_its_zone() -> None:
@@ -424,12 +416,12 @@ def decided(
     chosen = {}
     for (_, offset, _), entry in zip(selection.items, selection.entries, strict=True):
         rhythmic = entry.options is not None and entry.options.repetition is not None
-        made = decide_series(entry, offset, SHARD, now_ms) if rhythmic else Deliver()
-        if isinstance(made, Keep):
+        fate = fate_of(entry, offset, SHARD, now_ms) if rhythmic else None
+        if isinstance(fate, Skips):
             choice = ChosenOutcome(
-                outcome="skipped", next_due_ms=made.next_ms, occurrence=made.occurrence, attempt=1
+                outcome="skipped", next_due_ms=fate.next_ms, occurrence=fate.occurrence, attempt=1
             )
-        elif isinstance(made, DeadLetter):
+        elif isinstance(fate, Dead):
             choice = ChosenOutcome(outcome="expired", occurrence=entry.occurrence)
         elif outcome == "retry":
             choice = ChosenOutcome(
@@ -438,10 +430,10 @@ def decided(
                 occurrence=entry.occurrence,
                 attempt=entry.attempt + 1,
             )
-        elif made.next_ms:
+        elif fate is not None:
             goes_on = "again" if outcome == "delivered" else outcome
             choice = ChosenOutcome(
-                outcome=goes_on, next_due_ms=made.next_ms, occurrence=entry.occurrence + 1
+                outcome=goes_on, next_due_ms=fate.next_ms, occurrence=entry.occurrence + 1
             )
         else:
             choice = ChosenOutcome(outcome=outcome, occurrence=entry.occurrence)
@@ -678,7 +670,11 @@ def test_a_step_computes_times_of_a_bounded_number_of_cron_expressions() -> None
             options=Options(repetition=Repetition(Repeat.CRON, cron=expression)),
         )
 
+    def within(entries: list[Entry]) -> int:
+        items = [(T, at, b"") for at in range(len(entries))]
+        return within_cron(selection_of(items, entries, (T, len(items)), complete=True))
+
     plain = Entry(b"id", T, "t", None, {}, b"", T)
-    assert within_cron([plain, entry("0 9 * * *")] * 5_000) == 10_000
+    assert within([plain, entry("0 9 * * *")] * 5_000) == 10_000
     many = [entry(f"{at % 60} {at // 60} * * *") for at in range(EXPRESSIONS_MAX + 50)]
-    assert within_cron([plain] * 7 + many) == 7 + EXPRESSIONS_MAX
+    assert within([plain] * 7 + many) == 7 + EXPRESSIONS_MAX

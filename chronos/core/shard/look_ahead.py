@@ -1,6 +1,6 @@
 """The look-ahead: parts of the next step, and the writes of this one, computed while it commits.
 
-Four parts, in the order of a step. Each is kept with the inputs it was computed from and is used
+Five parts, in the order of a step. Each is kept with the inputs it was computed from and is used
 only while it holds (the last column). Otherwise the part is computed again, so a step with a
 look-ahead decides exactly as a step without one.
 
@@ -9,9 +9,9 @@ look-ahead decides exactly as a step without one.
     selection      the cursor after this step, the wheel, limits     all three are the same, its end
                                                                      is due, nothing was removed, or
                                                                      placed before its end
-    transaction    that selection, the time, and a basis: targets,   the basis is as it was, and the same messages have
-                   dead-letter topic, poison record, penalties of    expired
-                   slow brokers
+    fates          that selection, and the time                      the same messages of it have expired
+    plan           those fates and a basis: targets, dead-letter     the basis is as it was
+                   topic, poison record, penalties of slow brokers
     writes         what this step staged, selected and decided       the same step is applied
 
 The master owns it. The look-ahead makes no decision of its own."""  # noqa: E501
@@ -24,6 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.message import Record
+from chronos.core.series import repetition_of
+from chronos.core.shard.fate import Fates
 from chronos.core.shard.progress import Progress
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Changes, Parsed, Selection, Staged, Writes
@@ -55,24 +57,26 @@ class _NextSelection(Struct, frozen=True, kw_only=True):
         )
 
 
-class _NextTransaction(Struct, Generic[T], frozen=True, kw_only=True):
-    """The transaction made of a selection."""
+class _NextFates(Struct, frozen=True, kw_only=True):
+    """The fates of a selection."""
 
     selection: Selection
+    fates: Fates
+
+    def holds(self, selection: Selection, now_ms: int) -> bool:
+        return self.selection is selection and self.fates.hold(now_ms)
+
+
+class _NextPlan(Struct, Generic[T], frozen=True, kw_only=True):
+    """The plan made of a selection with its fates."""
+
+    fates: Fates
     basis: object
     """Everything else that it was made of, compared by value."""
-    from_ms: int
-    """With `until_ms`: the times of a step (epoch ms) at which the same messages of it have
-    expired."""
-    until_ms: int
-    transaction: T
+    plan: T
 
-    def holds(self, selection: Selection, now_ms: int, basis: Callable[[T], object]) -> bool:
-        return (
-            self.selection is selection
-            and self.from_ms <= now_ms <= self.until_ms
-            and self.basis == basis(self.transaction)
-        )
+    def holds(self, fates: Fates, basis: Callable[[T], object]) -> bool:
+        return self.fates is fates and self.basis == basis(self.plan)
 
 
 class _StepWrites(Struct, frozen=True, kw_only=True):
@@ -87,14 +91,15 @@ class _StepWrites(Struct, frozen=True, kw_only=True):
 
 
 class LookAhead(Generic[T]):
-    """Parts of one shard's next step. `T` is the transaction that the push worker makes of a
+    """Parts of one shard's next step. `T` is the plan that the push worker makes of a
     selection."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._parsed: Parsed | None = None
         self._selection: _NextSelection | None = None
-        self._transaction: _NextTransaction[T] | None = None
+        self._fates: _NextFates | None = None
+        self._plan: _NextPlan[T] | None = None
         self._writes: _StepWrites | None = None
         self._targets: tuple[Selection | None, Mapping[str, int]] = (None, {})
         """The last selection whose targets were asked for, and its messages by target."""
@@ -112,7 +117,7 @@ class LookAhead(Generic[T]):
         """Compute the selection that follows `selection` once that is committed; None if it would
         not be a full one."""
         following = self._shard.select_next(selection, until_ms, messages_max, bytes_max)
-        self._selection = None
+        self._selection = self._fates = None
         if following is not None:
             self._selection = _NextSelection(
                 selection=following,
@@ -122,18 +127,18 @@ class LookAhead(Generic[T]):
             )
         return following
 
-    def keep_transaction(
-        self, selection: Selection, transaction: T, *, basis: object, from_ms: int, until_ms: int
-    ) -> None:
-        """Keep the transaction that was made of a selection on this basis, for a step between these
-        times (epoch ms)."""
-        self._transaction = _NextTransaction(
-            selection=selection,
-            basis=basis,
-            from_ms=from_ms,
-            until_ms=until_ms,
-            transaction=transaction,
-        )
+    def foretell(self, selection: Selection, now_ms: int) -> Fates | None:
+        """Compute the fates of the selection that follows; None if it has a series: the times of
+        its rhythm are computed once, in the step."""
+        if any(repetition_of(selection.entries[at]) is not None for at in selection.with_terms):
+            return None
+        fates = self._shard.fates(selection, now_ms)
+        self._fates = _NextFates(selection=selection, fates=fates)
+        return fates
+
+    def keep_plan(self, fates: Fates, plan: T, basis: object) -> None:
+        """Keep the plan that was made of a selection with these fates, on this basis."""
+        self._plan = _NextPlan(fates=fates, basis=basis, plan=plan)
 
     def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
         """Compute the writes of the step that is committing. Raises Retry if the store cannot be
@@ -173,25 +178,28 @@ class LookAhead(Generic[T]):
             return early.selection
         return self._shard.select(staged, until_ms, messages_max, bytes_max)
 
+    def fates(self, selection: Selection, now_ms: int) -> Fates:
+        """Return what `Shard.fates` returns."""
+        early, self._fates = self._fates, None
+        if early is not None and early.holds(selection, now_ms):
+            return early.fates
+        return self._shard.fates(selection, now_ms)
+
     def targets(self, selection: Selection) -> Mapping[str, int]:
         """Return the target topics of a selection, with the number of messages for each."""
         if self._targets[0] is not selection:
             self._targets = (selection, Counter([entry.target for entry in selection.entries]))
         return self._targets[1]
 
-    def transaction(
-        self, selection: Selection, now_ms: int, basis: Callable[[T], object]
-    ) -> T | None:
-        """Return the transaction that was made of the selection early; None if there is none that
-        holds.
+    def plan(self, fates: Fates, basis: Callable[[T], object]) -> T | None:
+        """Return the plan that was made early of the selection with these fates; None if there is
+        none that holds.
 
-        `basis`: returns the current basis of the transaction that is passed to it.
+        `basis`: returns the current basis of the plan that is passed to it.
         """
-        early, self._transaction = self._transaction, None
+        early, self._plan = self._plan, None
         self._targets = (None, {})
-        if early is not None and early.holds(selection, now_ms, basis):
-            return early.transaction
-        return None
+        return early.plan if early is not None and early.holds(fates, basis) else None
 
     def writes(self, staged: Staged, selection: Selection) -> Writes | None:
         """Return the writes of this step if they were computed early; else None."""

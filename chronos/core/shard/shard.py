@@ -47,6 +47,7 @@ from chronos.core.shard.codec import (
     unpack_id_state,
 )
 from chronos.core.shard.counts import MinuteCounts, next_counted
+from chronos.core.shard.fate import Fates, fates_of
 from chronos.core.shard.lanes import Lanes
 from chronos.core.shard.order import check_places, kept_from_ms
 from chronos.core.shard.parsing import has_cron, parse
@@ -342,6 +343,12 @@ class Shard:
         items = [(*entry_position(key), data) for key, data in rows]
         self.wheel.extend(items, (until_ms, OFFSET_MAX) if rest is None else position_before(rest))
         return bool(rows) or rest is None
+
+    def fates(self, selection: Selection, now_ms: int) -> Fates:
+        """Return the fates of the selected messages in a step at this time."""
+        if not selection.with_terms:
+            return Fates(of={})
+        return fates_of(selection, self.rules.shard, now_ms, self.rules.zone_data)
 
     # --- apply
 

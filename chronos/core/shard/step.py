@@ -262,6 +262,8 @@ class Selection(Struct, frozen=True, kw_only=True):
     with_id: list[int]
     """Indices of the entries that carry an id: only these have an id state, and only these can have
     failed before."""
+    with_terms: list[int]
+    """Indices of the entries with an expiry or with options: only these have a fate (`fate`)."""
     cursor: Position
     complete: bool
     """True if everything that is due was selected, and everything in the open lanes."""
@@ -320,17 +322,39 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
     """Return the selection of a step that delivers nothing."""
-    return Selection(items=[], entries=[], with_id=[], cursor=cursor, complete=complete)
+    return Selection(
+        items=[], entries=[], with_id=[], with_terms=[], cursor=cursor, complete=complete
+    )
 
 
 def unpacked(items: list[Item], cursor: Position, *, complete: bool) -> Selection:
     """Return the selection of these items, with their entries unpacked. Raises StoreCorrupt."""
     assert not items or items[-1][:2] <= cursor, "a selection ends after its cursor"
-    entries = [unpack_entry(data) for _, _, data in items]
-    with_id = [at for at, entry in enumerate(entries) if entry.id is not None]
-    return Selection(
-        items=items, entries=entries, with_id=with_id, cursor=cursor, complete=complete
+    return selection_of(
+        items, [unpack_entry(data) for _, _, data in items], cursor, complete=complete
     )
+
+
+def selection_of(
+    items: list[Item], entries: list[Entry], cursor: Position, *, complete: bool
+) -> Selection:
+    """Return the selection of these items, whose entries are given."""
+    return Selection(
+        items=items,
+        entries=entries,
+        with_id=[at for at, entry in enumerate(entries) if entry.id is not None],
+        with_terms=_with_terms(entries),
+        cursor=cursor,
+        complete=complete,
+    )
+
+
+def _with_terms(entries: Sequence[Entry]) -> list[int]:
+    return [
+        at
+        for at, entry in enumerate(entries)
+        if entry.options is not None or entry.expire_at_ms is not None
+    ]
 
 
 def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: bool) -> Selection:
@@ -342,6 +366,7 @@ def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: 
         items=items + selection.items,
         entries=entries + selection.entries,
         with_id=[*range(len(items)), *(len(items) + at for at in selection.with_id)],
+        with_terms=_with_terms(entries) + [len(items) + at for at in selection.with_terms],
         cursor=selection.cursor,
         complete=complete,
         leaving=tuple(leaving),

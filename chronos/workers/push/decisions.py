@@ -2,15 +2,10 @@
 time or in a lane.
 
 `decide` is a pure function of the message, of its target as the step finds it, and of the terms of
-the step; `push` applies its outcome. The first of these reasons counts: the series skips or ends,
-expired, forbidden, missing, no key for a compacted topic, refused by the broker before, the message
-waits in a lane, the target is set aside, too large.
-
-An occurrence of a series is missed if a later one is due as well when it is selected for the first
-time, and so are the later ones that are due then. One that was retried, deferred, parked, or moved
-by an action is late for a reason of its own, and not missed. With `fire-all` every missed
-occurrence is delivered. Otherwise all that were missed together count as one: `fire-once` delivers
-the last of them, `skip` none."""
+the step; `push` applies its outcome. The first of these reasons counts: the message's own fate
+(`core.shard.fate`: it has expired, its series skips or ends), forbidden, missing, no key for a
+compacted topic, refused by the broker before, the message waits in a lane, the target is set aside,
+too large."""
 
 from collections.abc import Mapping, Sequence, Set
 
@@ -18,16 +13,9 @@ from msgspec import Struct
 
 from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.keys import LIMITED, Lane, murmur2
-from chronos.core.message import TARGET_KEY, Entry, LatePolicy, Reason, Repeat, receipt
-from chronos.core.series import (
-    expires_ms,
-    following,
-    following_after,
-    last_until,
-    planned_ms,
-    repetition_of,
-    shift_ms,
-)
+from chronos.core.message import TARGET_KEY, Entry, Reason, Repeat, receipt
+from chronos.core.series import repetition_of
+from chronos.core.shard.fate import Dead, Fate, Skips
 from chronos.core.shard.progress import Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -41,10 +29,6 @@ needs no exact size."""
 
 JITTER_STEPS = 1_000
 """Resolution of the jitter of a retry."""
-
-EXPRESSIONS_MAX = 200
-"""Different cron expressions of which one step computes times: up to 1 ms each after an outage, and
-0.02 ms else."""
 
 NO_LANES: frozenset[Lane] = frozenset()
 
@@ -78,6 +62,7 @@ class DueMessage(Struct, frozen=True, gc=False):
     refused_why: str | None = None
     """The error of its last attempt if the broker refused that and it is not decided yet; else
     None."""
+    fate: Fate | None = None
 
 
 class StepTarget(Struct, frozen=True, kw_only=True):
@@ -185,14 +170,12 @@ def decide(
 ) -> Deliver | DeadLetter | Keep:
     """Return the outcome of a message."""
     entry, now_ms, info = message.entry, terms.now_ms, target.described.info
-    next_ms = 0
-    if entry.options is not None and entry.options.repetition is not None:
-        of_series = decide_series(entry, message.offset, terms.shard, now_ms, terms.zone_data)
-        if not isinstance(of_series, Deliver):
-            return of_series
-        next_ms = of_series.next_ms
-    if (expire_at_ms := expires_ms(entry)) is not None and now_ms > expire_at_ms:
-        return DeadLetter(Reason.EXPIRED, f"expired at {format_time(expire_at_ms)}", next_ms)
+    fate = message.fate
+    if isinstance(fate, Skips):
+        return Keep(Outcome.SKIPPED, 0, "", fate.next_ms, fate.occurrence, 1)
+    if isinstance(fate, Dead):
+        return DeadLetter(fate.reason, fate.detail, fate.next_ms)
+    next_ms = 0 if fate is None else fate.next_ms
     if target.refusal is not None:
         return DeadLetter(*target.refusal, next_ms)
     if info is None:
@@ -320,62 +303,6 @@ def offset_s(entry: Entry, made: Decided, zone_data: ZoneData) -> int | None:
         # An upsert kept the time of the message before: the rhythm has no such time.
         return None
     return zone_data.offset_s(repetition.cron, repetition.zone, made.next_ms)
-
-
-def decide_series(
-    entry: Entry, offset: int, shard: int, now_ms: int, zone_data: ZoneData = ZONE_DATA
-) -> Deliver | DeadLetter | Keep:
-    """Return what becomes of an occurrence by the rhythm of its series alone; `Deliver`: it was not
-    missed."""
-    assert entry.options is not None
-    repetition = entry.options.repetition
-    assert repetition is not None, "a message without a repetition has no rhythm"
-    # The time to which the rhythm has come: positions are later than it by the spread.
-    reached_ms = now_ms - shift_ms(entry, shard, offset)
-    planned, occurrence = planned_ms(entry, repetition), entry.occurrence
-    next_cron = zone_data.next_cron
-    try:
-        next_ms = following(repetition, planned, occurrence, next_cron)
-        if occurrence == 0:
-            if next_ms is None:
-                return DeadLetter(Reason.EXPIRED, "the series ends before its first time")
-            return _skipped(min(next_ms, repetition.planned_ms or next_ms), 1)
-        if next_ms is None:
-            return Deliver()
-        if next_ms > reached_ms or repetition.late_policy == LatePolicy.FIRE_ALL:
-            return Deliver(next_ms)
-        after_ms = following_after(repetition, planned, occurrence, reached_ms, next_cron) or 0
-        if repetition.planned_ms:
-            return Deliver(after_ms)
-        if repetition.late_policy == LatePolicy.FIRE_ONCE:
-            return _skipped(
-                last_until(repetition, planned, occurrence, reached_ms, next_cron), occurrence
-            )
-        if not after_ms:
-            return DeadLetter(
-                Reason.EXPIRED, "the last occurrences were missed, and chronos-late-policy is skip"
-            )
-        return _skipped(after_ms, occurrence + 1)
-    except ValueError as error:
-        return DeadLetter(Reason.BAD_VALUE, f"the next time cannot be computed: {error}")
-
-
-def _skipped(next_ms: int, occurrence: int) -> Keep:
-    return Keep(Outcome.SKIPPED, 0, "", next_ms, occurrence, 1)
-
-
-def within_cron(entries: Sequence[Entry]) -> int:
-    """Return how many leading entries, at least one, have at most EXPRESSIONS_MAX different cron
-    expressions."""
-    seen: set[tuple[str, str]] = set()
-    for at, entry in enumerate(entries):
-        options = entry.options
-        if options is None or options.repetition is None or options.repetition.kind != Repeat.CRON:
-            continue
-        seen.add((options.repetition.cron, options.repetition.zone))
-        if len(seen) > EXPRESSIONS_MAX:
-            return at
-    return len(entries)
 
 
 def within_targets(entries: Sequence[Entry], targets_max: int) -> int:

@@ -6,15 +6,16 @@ failure becomes a decision about one message and never an aborted transaction (l
 failures are handled by the master, which isolates the poison record by halving the selection."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
 from chronos.core.keys import LIMITED, Lane
-from chronos.core.message import DUE_AT, ID, SOURCE, Entry, Reason, Record, Rejection, entry_id
+from chronos.core.message import DUE_AT, ID, SOURCE, Entry, Reason, entry_id
 from chronos.core.selector import Selector
-from chronos.core.series import expires_ms
+from chronos.core.shard.draft import Draft
+from chronos.core.shard.fate import Fates
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Outcome, detail_number
 from chronos.core.shard.rules import Rules
@@ -60,17 +61,13 @@ busy machine (measured), while the other messages wait and the time-out of the t
 default, runs."""
 
 
-NEVER_MS = 1 << 62
-"""Later than any time of a step."""
-
-
 class Uncertain(Exception):
     """A message may have another outcome in the step than it has ahead of it."""
 
 
 class _Basis(Struct, frozen=True):
-    """Everything that a transaction is planned on, besides its selection and the time: one planned
-    ahead holds while it is the same."""
+    """Everything that a transaction is planned on, besides its selection and the fates of that: one
+    planned ahead holds while it is the same."""
 
     certain: Mapping[str, Target]
     """The targets whose messages have a certain outcome."""
@@ -130,21 +127,16 @@ class Pusher:
         self.retries = settings.retries
 
     def plan(
-        self,
-        selection: Selection,
-        inputs: StepInputs,
-        look_ahead: LookAhead[PlannedTransaction],
-        *,
-        rejections: Sequence[tuple[Record, Rejection]] = (),
-        forwards: Sequence[tuple[Record, int]] = (),
+        self, draft: Draft, inputs: StepInputs, look_ahead: LookAhead[PlannedTransaction]
     ) -> PlannedTransaction:
-        """Return the transaction for the selected messages, the rejected and the forwarded records.
-        Raises LogUnavailable."""
+        """Return the transaction for the selected messages, the rejected and the forwarded records
+        of a draft. Raises LogUnavailable."""
         now_ms, topic = inputs.now_ms, self.letters.rejected_topic
+        staged, selection = draft.staged, draft.selection
         plan = self._empty_plan(now_ms)
         plan.defers_dead_letters = inputs.defers_dead_letters
-        info = self.targets.describe([topic], now_ms)[topic].info if rejections else None
-        for record, rejection in rejections:
+        info = self.targets.describe([topic], now_ms)[topic].info if staged.rejections else None
+        for record, rejection in staged.rejections:
             assert info is not None, "a topic that takes no records is not written to"
             source = self.source_prefix + b"%d" % record.offset
             plan.messages.append(
@@ -152,14 +144,14 @@ class Pusher:
                     record, rejection, source, plan.turn, info, inputs.rejected_bytes_max
                 )
             )
-        plan.messages += self.forwards.records(forwards)
+        plan.messages += self.forwards.records(staged.forwards)
         if not selection.items:
             return plan
         plan.targets = look_ahead.targets(selection)
         targets = self.targets.describe(plan.targets, now_ms)
         certain = self.certain(targets, inputs)
-        planner = _StepPlanner(self, plan, selection, targets, certain, inputs)
-        early = look_ahead.transaction(selection, now_ms, planner.basis)
+        planner = _StepPlanner(self, plan, selection, draft.fates, targets, certain, inputs)
+        early = look_ahead.plan(draft.fates, planner.basis)
         if early is not None:
             early.messages[:0] = plan.messages
             early.targets = plan.targets
@@ -169,7 +161,11 @@ class Pusher:
         return plan
 
     def plan_next(
-        self, selection: Selection, inputs: StepInputs, look_ahead: LookAhead[PlannedTransaction]
+        self,
+        selection: Selection,
+        fates: Fates,
+        inputs: StepInputs,
+        look_ahead: LookAhead[PlannedTransaction],
     ) -> None:
         """Compute what `plan` would return for the next selection, if the outcome of every message
         of it is certain."""
@@ -178,16 +174,10 @@ class Pusher:
             return  # the step will select fewer messages
         plan = self._empty_plan(inputs.now_ms)
         certain = self.certain(self.targets.known(topics), inputs)
-        planner = _AheadPlanner(self, plan, selection, certain, certain, inputs)
+        planner = _AheadPlanner(self, plan, selection, fates, certain, certain, inputs)
         with suppress(Uncertain):
             planner.add(selection)
-            look_ahead.keep_transaction(
-                selection,
-                plan,
-                basis=planner.basis(plan),
-                from_ms=planner.from_ms,
-                until_ms=planner.until_ms,
-            )
+            look_ahead.keep_plan(fates, plan, planner.basis(plan))
 
     def refusal(self, topic: str, now_ms: int) -> Refusal | None:
         """Return why the rejected or the dead-letter topic takes no records, by its description;
@@ -252,6 +242,7 @@ class _StepPlanner:
         pusher: Pusher,
         plan: PlannedTransaction,
         selection: Selection,
+        fates: Fates,
         targets: Mapping[str, Target],
         certain: Mapping[str, Target],
         inputs: StepInputs,
@@ -261,6 +252,7 @@ class _StepPlanner:
         self._pusher = pusher
         self._plan = plan
         self._inputs = inputs
+        self._fates = fates.of
         self._certain = certain
         attempted = refusals.attempted(selection, now_ms)
         self._targets = {
@@ -290,10 +282,6 @@ class _StepPlanner:
         """The last detail of a decision, and its number."""
         self._letter_topic: TopicInfo | None = None
         self._asked = False
-        self.from_ms = 0
-        """With `until_ms`: the times of a step (epoch ms) at which the same messages have
-        expired."""
-        self.until_ms = NEVER_MS
 
     def _target(self, topic: str, target: Target, attempted: SetAside | None) -> StepTarget:
         set_aside, now_ms = self._inputs.refusals.set_aside.get(topic), self._inputs.now_ms
@@ -333,15 +321,16 @@ class _StepPlanner:
         """Add the messages of one turn. `plain`: by target, the packed size up to which a message
         needs no decision."""
         plan, turn = self._plan, self._plan.turn
-        append, append_due, is_alive = plan.messages.append, plan.due_ms.append, self._is_alive
-        poison_offset = None if self._inputs.poison is None else self._inputs.poison[0]
+        append, append_due = plan.messages.append, plan.due_ms.append
+        decided: Container[int] = self._fates
+        if self._inputs.poison is not None:
+            decided = {*self._fates, self._inputs.poison[0]}
         shard, source_prefix = self._terms.shard, self._terms.source_prefix
         last_ms, due, stem = -1, b"", b""
         for (at_ms, offset, data), entry in zip(items, entries, strict=True):
             if (
                 len(data) > plain.get(entry.target, -1)
-                or (entry.expire_at_ms is not None and not is_alive(entry.expire_at_ms))
-                or offset == poison_offset
+                or offset in decided
                 or entry.attempt > 1
                 or entry.options is not None
                 or type(entry.headers) is not dict
@@ -363,26 +352,17 @@ class _StepPlanner:
             append((target, key, entry.value, headers, turn[target] if key is None else -1))
             append_due(at_ms)
 
-    def _is_alive(self, expire_at_ms: int) -> bool:
-        """Return whether a message has not expired, and note until when this is so."""
-        if self._inputs.now_ms > expire_at_ms:
-            self.from_ms = max(self.from_ms, expire_at_ms + 1)
-            return False
-        self.until_ms = min(self.until_ms, expire_at_ms)
-        return True
-
     def _settle(self, due_ms: int, offset: int, entry: Entry, size: int) -> None:
         """Decide about one message, and apply the outcome."""
         topic, target = entry.target, self._targets[entry.target]
-        if (expire_at_ms := expires_ms(entry)) is not None:
-            self._is_alive(expire_at_ms)
+        fate = self._fates.get(offset)
         if self._is_ordinary and not self._plan.allowed:
-            message = DueMessage(due_ms, offset, entry, size)
+            message = DueMessage(due_ms, offset, entry, size, fate=fate)
         else:
             left_lane = self._left.get(offset)
             has_token = left_lane is not None or self._plan.allowed.get(topic, 1) > 0
             why = self._refused_why(due_ms, offset, entry)
-            message = DueMessage(due_ms, offset, entry, size, left_lane, has_token, why)
+            message = DueMessage(due_ms, offset, entry, size, left_lane, has_token, why, fate)
         outcome = decide(message, target, self._terms)
         if isinstance(outcome, Deliver):
             self._deliver(message, target, outcome)
@@ -505,12 +485,8 @@ class _AheadPlanner(_StepPlanner):
     at the first message whose outcome is not certain."""
 
     def _settle(self, due_ms: int, offset: int, entry: Entry, size: int) -> None:
-        poison, options = self._inputs.poison, entry.options
-        if (
-            entry.target not in self._targets
-            or (poison is not None and offset == poison[0])
-            or (options is not None and options.repetition is not None)
-        ):
+        poison = self._inputs.poison
+        if entry.target not in self._targets or (poison is not None and offset == poison[0]):
             raise Uncertain
         super()._settle(due_ms, offset, entry, size)
 

@@ -16,6 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.message import Reason, Record, Rejection
+from chronos.core.shard.draft import Draft
+from chronos.core.shard.fate import within_cron
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import (
     HOLDS_PER_DECISION,
@@ -49,7 +51,7 @@ from chronos.ports import (
     Tracing,
     Writer,
 )
-from chronos.workers.push.decisions import within_cron, within_targets
+from chronos.workers.push.decisions import within_targets
 from chronos.workers.push.lanes import LaneTurns, SelectionBounds
 from chronos.workers.push.letter_topics import LetterTopics
 from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
@@ -214,26 +216,19 @@ class Master:
         self._check_pulled(staged, now_ms)
         if staged.forwards or staged.rejections:
             self._held.admit(staged, now_ms)
-        # Messages that are due by then may leave: no record that is not pulled can change them.
-        until_ms = now_ms
-        if not scope.is_blind:
-            until_ms = min(now_ms, max(pulled.reached_ms, staged.watermark_ms))
-        selection = self._select(scope, staged, until_ms, now_ms, has_open_lane=has_open_lane)
-        has_work = pulled.records or selection.items or staged.unreadable
-        if not (has_work or is_heartbeat or staged.replans or staged.zone_data):
+        draft = self._draft(scope, pulled, staged, now_ms, has_open_lane=has_open_lane)
+        if not (draft.has_work or is_heartbeat or staged.replans or staged.zone_data):
             if walks:
                 self._zones.stepped()
             return now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
-        report = self._commit(staged, selection, len(pulled.records), now_ms, until_ms)
+        report = self._commit(draft)
         if walks:
             self._zones.stepped()
         self._advance(pulled, staged, report)
-        if has_work:
+        if draft.has_work:
             self.last = report
             report.write(self._shard.rules.shard)
-        return self._next_call_ms(
-            len(pulled.records) + len(selection.items), selection.complete, now_ms
-        )
+        return self._next_call_ms(draft)
 
     def _rest_until(self, now_ms: int) -> int | None:
         """Return when to go on (epoch ms), if a quota of the brokers or the time between two
@@ -285,15 +280,17 @@ class Master:
                 self._shard.rules.shard, report.committed_ms, pulled.parsed, staged
             )
 
-    def _next_call_ms(self, size: int, is_complete: bool, now_ms: int) -> int:
-        """Return when to be called again after a committed step of so many records and messages
-        (epoch ms)."""
-        state = self._shard.state
-        is_complete = is_complete and not self._puller.waiting and not self._zones.goes_on(state)
-        self._caught_up = is_complete and not state.held and size < LINGERING_MAX
+    def _next_call_ms(self, draft: Draft) -> int:
+        """Return when to be called again after a committed step (epoch ms)."""
+        state, selection = self._shard.state, draft.selection
+        is_complete = (
+            selection.complete and not self._puller.waiting and not self._zones.goes_on(state)
+        )
+        is_small = draft.pulled + len(selection.items) < LINGERING_MAX
+        self._caught_up = is_complete and not state.held and is_small
         if not is_complete:
             self._bound_wheel()
-            return now_ms
+            return draft.now_ms
         return self._idle(self._clock.now_ms())
 
     def _step_over(self, error: BatchUnreadable) -> Staged:
@@ -326,7 +323,9 @@ class Master:
         if not self._held.write_on(staged, now_ms):
             return False
         selection = nothing_selected(self._shard.state.cursor, complete=True)
-        self.last = self._commit(staged, selection, 0, now_ms, now_ms)
+        self.last = self._commit(
+            Draft(staged=staged, selection=selection, now_ms=now_ms, until_ms=now_ms)
+        )
         self.last.write(self._shard.rules.shard)
         self._wrote_on = self._poison_search.forwarded = True
         self._caught_up = False
@@ -425,6 +424,24 @@ class Master:
                 "delivered until this machine's clock has reached them; check NTP on both"
             )
 
+    def _draft(
+        self, scope: Scope, pulled: Pulled, staged: Staged, now_ms: int, *, has_open_lane: bool
+    ) -> Draft:
+        """Return the step with the messages that it settles, and their fates."""
+        # Messages that are due by then may leave: no record that is not pulled can change them.
+        until_ms = now_ms
+        if not scope.is_blind:
+            until_ms = min(now_ms, max(pulled.reached_ms, staged.watermark_ms))
+        selection = self._select(scope, staged, until_ms, now_ms, has_open_lane=has_open_lane)
+        return Draft(
+            staged=staged,
+            selection=selection,
+            fates=self._look_ahead.fates(selection, now_ms),
+            pulled=len(pulled.records),
+            now_ms=now_ms,
+            until_ms=until_ms,
+        )
+
     def _select(
         self, scope: Scope, staged: Staged, until_ms: int, now_ms: int, *, has_open_lane: bool
     ) -> Selection:
@@ -480,7 +497,7 @@ class Master:
             count = min(count, search.refusals.within_step(selection, now_ms))
         if len(self._look_ahead.targets(selection)) > targets_max:
             count = min(count, within_targets(entries, targets_max))
-        count = min(count, within_cron(entries))
+        count = min(count, within_cron(selection))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, bytes_max)
         if not scope.is_blind or not selection.complete:
@@ -490,18 +507,11 @@ class Master:
         last = selection.items[-1][:2] if selection.items else self._shard.state.cursor
         return replace(selection, cursor=last)
 
-    def _commit(
-        self, staged: Staged, selection: Selection, pulled: int, now_ms: int, until_ms: int
-    ) -> StepReport:
+    def _commit(self, draft: Draft) -> StepReport:
         """Push, commit, apply."""
         search, letters = self._poison_search, self._letters
-        plan = self._pusher.plan(
-            selection,
-            self._inputs(now_ms),
-            self._look_ahead,
-            rejections=staged.rejections,
-            forwards=staged.forwards,
-        )
+        staged, selection, now_ms = draft.staged, draft.selection, draft.now_ms
+        plan = self._pusher.plan(draft, self._inputs(now_ms), self._look_ahead)
         if staged.forwards:
             search.forwarded = True
         if plan.refusal is not None:
@@ -511,15 +521,13 @@ class Master:
             with self._pusher.partitions.following(self._writer, self._clock):
                 produced_ms = self._clock.now_ms()
                 self._writer.send(plan.messages, pack_progress(progress))
-                appended = self._finish(
-                    produced_ms, self._prepare_next(staged, selection, progress, pulled, until_ms)
-                )
+                appended = self._finish(produced_ms, self._prepare_next(draft, progress))
         except (TransactionAborted, ProducerLost) as error:
-            failure = StepFailure(
-                error=error, staged=staged, selection=selection, plan=plan, now_ms=now_ms
-            )
             search.failed(
-                failure, letters=letters, pusher=self._pusher, shard=self._shard.rules.shard
+                StepFailure(error=error, draft=draft, plan=plan),
+                letters=letters,
+                pusher=self._pusher,
+                shard=self._shard.rules.shard,
             )
             raise
         if staged.rejections:
@@ -540,9 +548,7 @@ class Master:
         shard, committed_ms = self._shard.rules.shard, self.tenure.committed_ms
         if self._context.tracing is not None:
             self._context.tracing.settled(shard, committed_ms, selection, plan.decisions)
-        return StepReport.of(
-            plan, selection, staged, shard=shard, pulled=pulled, committed_ms=committed_ms
-        )
+        return StepReport.of(draft, plan, shard=shard, committed_ms=committed_ms)
 
     def _progress(
         self,
@@ -562,12 +568,11 @@ class Master:
             zone_data=recorded_version(version, staged, decisions, state),
         )
 
-    def _prepare_next(
-        self, staged: Staged, selection: Selection, progress: Progress, pulled: int, until_ms: int
-    ) -> Callable[[], None] | None:
+    def _prepare_next(self, draft: Draft, progress: Progress) -> Callable[[], None] | None:
         """Return the work on this step and the next that needs no commit; None without a
         backlog."""
         limits, shard, ahead = self._limits, self._shard, self._look_ahead
+        selection, pulled, until_ms = draft.selection, draft.pulled, draft.until_ms
         if selection.complete and pulled < limits.messages:
             return None
 
@@ -575,16 +580,22 @@ class Master:
             # A part that fails is repeated after the commit, or by the next step, which handles the
             # failure: the transaction is open here.
             with suppress(Retry):
-                ahead.write(staged, selection, progress)
+                ahead.write(draft.staged, selection, progress)
                 if not selection.complete:
                     shard.read_ahead(until_ms, len(selection.items) + limits.messages)
                     following = ahead.select(selection, until_ms, limits.messages, limits.bytes)
                     if following is not None:
-                        self._pusher.plan_next(following, self._inputs(self._clock.now_ms()), ahead)
+                        self._plan_next(following)
                 if pulled >= limits.messages:
                     ahead.parse(self._puller.batch_ahead(pulled, limits.messages, limits.bytes))
 
         return prepare
+
+    def _plan_next(self, following: Selection) -> None:
+        now_ms, ahead = self._clock.now_ms(), self._look_ahead
+        fates = ahead.foretell(following, now_ms)
+        if fates is not None:
+            self._pusher.plan_next(following, fates, self._inputs(now_ms), ahead)
 
     def _inputs(self, now_ms: int) -> StepInputs:
         """Return the state that a transaction is planned on at this time."""

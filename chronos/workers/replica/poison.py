@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from chronos.core.shard.step import Selection, Staged
+from chronos.core.shard.draft import Draft
 from chronos.core.size import batch_bytes
 from chronos.errors import ProducerLost, TransactionAborted
 from chronos.workers.push.letter_topics import LetterTopics
@@ -30,10 +30,8 @@ class StepFailure(Struct, frozen=True, kw_only=True):
     """A transaction that failed, and its contents."""
 
     error: TransactionAborted | ProducerLost
-    staged: Staged
-    selection: Selection
+    draft: Draft
     plan: PlannedTransaction
-    now_ms: int
 
 
 class PoisonSearch(Struct, kw_only=True):
@@ -65,7 +63,7 @@ class PoisonSearch(Struct, kw_only=True):
         A failure that no message caused halves the selection too: a smaller one may finish within
         the time-out. An attempt for a target that is set aside is halved alone, unless that target
         refuses every message."""
-        error, selection, now_ms = failure.error, failure.selection, failure.now_ms
+        error, selection, now_ms = failure.error, failure.draft.selection, failure.draft.now_ms
         attempted, size = self.refusals.attempted(selection, now_ms), len(selection.items)
         letters.dead_letter.judge(now_ms, failed=True)
         pusher.forwards.forget()
@@ -103,20 +101,19 @@ class PoisonSearch(Struct, kw_only=True):
 
         The next one does without them, or has nothing else: so they are found without halving, and
         hold up no message."""
-        plan, now_ms, why = failure.plan, failure.now_ms, str(failure.error)
+        plan, why = failure.plan, str(failure.error)
+        staged, now_ms = failure.draft.staged, failure.draft.now_ms
         letter_topic = (
-            pusher.letters.rejected_topic
-            if failure.staged.rejections
-            else pusher.letters.dead_letter_topic
+            pusher.letters.rejected_topic if staged.rejections else pusher.letters.dead_letter_topic
         )
         refused_bytes = _bytes_for(letter_topic, plan) if failure.error.too_large else 0
-        for home in {partition for _, partition in failure.staged.forwards}:
+        for home in {partition for _, partition in staged.forwards}:
             home_bytes = (
                 _bytes_for(pusher.forwards.topic, plan, home) if failure.error.too_large else 0
             )
             letters.of(home).fail(now_ms, why, home_bytes)
-        if failure.staged.rejections:
-            if failure.selection.items:
+        if staged.rejections:
+            if failure.draft.selection.items:
                 self.separate = True
             else:
                 letters.rejected.fail(now_ms, why, refused_bytes)
@@ -125,7 +122,7 @@ class PoisonSearch(Struct, kw_only=True):
         elif plan.dead_letters:
             letters.dead_letter.suspect(now_ms, why, refused_bytes)
         else:
-            return bool(failure.staged.forwards)
+            return bool(staged.forwards)
         return True
 
 

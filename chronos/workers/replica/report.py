@@ -11,8 +11,9 @@ from typing import Self
 import structlog
 from msgspec import Struct
 
+from chronos.core.shard.draft import Draft
 from chronos.core.shard.progress import Outcome
-from chronos.core.shard.step import Selection, Staged
+from chronos.core.shard.step import Selection
 from chronos.workers.push.planned import LetterCounts, PlannedTransaction, count_rejected
 
 log = structlog.get_logger("chronos.master")
@@ -44,24 +45,16 @@ class StepReport(Struct, frozen=True, kw_only=True):
     """As `Staged.upserts`."""
 
     @classmethod
-    def of(
-        cls,
-        plan: PlannedTransaction,
-        selection: Selection,
-        staged: Staged,
-        *,
-        shard: int,
-        pulled: int,
-        committed_ms: int,
-    ) -> Self:
+    def of(cls, draft: Draft, plan: PlannedTransaction, *, shard: int, committed_ms: int) -> Self:
         """Return the report of a step that was committed."""
+        staged, selection = draft.staged, draft.selection
         delivered = plan.targets
         if plan.decisions:
             delivered = {
                 topic: count - plan.undelivered[topic] for topic, count in plan.targets.items()
             }
         return cls(
-            pulled=pulled,
+            pulled=draft.pulled,
             due_ms=sorted(plan.due_ms) if selection.leaving else plan.due_ms,
             committed_ms=committed_ms,
             refused=staged.refused,
