@@ -378,7 +378,8 @@ class Store(StoreView, Protocol):
         soon."""
 
     def flush(self) -> None:
-        """Make everything written so far durable."""
+        """Make everything written so far durable. Raises NoSpace if it cannot be, and after a
+        background error always, until `reopen`."""
 
     def checkpoint(self, path: Path) -> None:
         """Flush, and copy everything written so far to a folder that must not exist yet.

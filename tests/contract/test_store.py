@@ -4,7 +4,9 @@ and tests of RocksDB alone."""
 from __future__ import annotations
 
 import itertools
+import random
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -21,7 +23,14 @@ from chronos.adapters import rocksdb
 from chronos.adapters.rocksdb import RocksStore, shared_cache, tuned
 from chronos.adapters.rocksdb_scan import SKIPPED_MAX
 from chronos.core.keys import entry_key, lane_key
-from chronos.errors import ConfigurationError, LogMismatch, Retry, StoreCorrupt, StoreInUse
+from chronos.errors import (
+    ConfigurationError,
+    LogMismatch,
+    NoSpace,
+    Retry,
+    StoreCorrupt,
+    StoreInUse,
+)
 from chronos.ports import Store
 from tests.contract.implementations import BLOB_BYTES_MIN, STORES, StoreKind, rocks_store
 from tests.harness.files import no_more_files
@@ -507,6 +516,29 @@ def test_a_store_that_found_no_file_descriptor_is_reopened_once_there_is_one(tmp
                 store.reopen()
     store.reopen()
     assert store.get([b"a"]) == [b"1"]
+    store.close()
+
+
+def test_a_store_that_failed_cannot_be_flushed_until_it_is_reopened(tmp_path):
+    """Not even once its disk works again; what was flushed before is there."""
+    store = rocks_store(tmp_path / "store")
+    store.write([(b"a", b"1")], [])
+    store.flush()
+    store.write([(b"b", random.Random(1).randbytes(100_000))], [])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(NoSpace, match="File too large"):
+            store.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(NoSpace, match="File too large"):
+        store.flush()
+    assert "File too large" in (store.background_error() or "")
+    store.reopen()
+    assert store.background_error() is None
+    assert everything(store) == [(b"a", b"1")]
+    store.flush()
     store.close()
 
 

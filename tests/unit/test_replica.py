@@ -676,6 +676,51 @@ def test_a_store_that_cannot_be_flushed_stays_open(case: SharedShard) -> None:
     assert not store.is_open
 
 
+def test_a_store_that_failed_is_reopened_before_its_shard_is_given_up(case: SharedShard) -> None:
+    """It could not be flushed before, and the node would keep the shard until it is started again.
+    What was not flushed is lost, and read from the log if the shard comes back."""
+
+    class FailedStore(MemoryStore):
+        error: str | None = None
+        is_broken = False
+
+        def background_error(self) -> str | None:
+            return self.error
+
+        def flush(self) -> None:
+            if self.error is not None:
+                raise NoSpace(self.error)
+            super().flush()
+
+        def reopen(self) -> None:
+            if self.is_broken:
+                raise NoSpace("the disk still fails")
+            self.error = None
+            self.open()
+
+    case.commit()
+    store = FailedStore()
+    node = Node(case, "c", FOLLOW, store=store)
+    node.until(S.FOLLOWER)
+    store.flush()
+    flushed = node.replica.state.applied
+    case.commit()
+    node.steps(2)
+    assert node.replica.state.applied > flushed
+    store.error, store.is_broken = "IO error", True
+    node.assignment = LEAVE
+    node.steps(4)
+    assert (node.replica.role, node.replica.paused) == (S.FOLLOWER, "the disk still fails")
+    store.is_broken = False
+    node.until(S.NONE)
+    assert not store.is_open
+    assert node.replica.paused is None
+    assert node.replica.state.applied == flushed
+    node.assignment = FOLLOW
+    node.until(S.FOLLOWER)
+    assert node.replica.state == case.other.replica.state
+
+
 def test_a_shard_that_was_never_held_has_no_store(case: SharedShard) -> None:
     """Its state is that of an empty shard, and its position is reported."""
     store = MemoryStore()

@@ -347,6 +347,10 @@ class Replica:
     def _start(self, now_ms: int) -> int:
         """Open the follower at the store's positions; the logs must hold everything from there
         on."""
+        if self.store.is_open and self.store.background_error() is not None:
+            # Until then it takes no write and no flush, even if its disk works again.
+            self.store.reopen()
+            self.shard = self._load()
         if self._context.assigned().kind == "none":
             if self.store.is_open:
                 # Closing flushes too, but a store that it could not flush would be closed.
@@ -357,8 +361,6 @@ class Replica:
             return self._sleep_until(now_ms + POLL_MS)
         if not self.store.is_open:
             self.store.open()
-        elif self.store.background_error() is not None:
-            self.store.reopen()
         self.shard = self._load()
         progress, delay = self._watermarks()
         self.shard.state = begun(
