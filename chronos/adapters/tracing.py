@@ -154,7 +154,7 @@ class Spans:
             for command in parsed.commands
         ]
         chosen = self._chosen([each if isinstance(each, Entry) else None for each in entries])
-        refused = {offset for offset, _ in staged.refused} if chosen else set()
+        refused = {offset for offset, _ in staged.letters.refused} if chosen else set()
         for at in chosen:
             offset, entry = parsed.records[at].offset, entries[at]
             assert isinstance(entry, Entry), "only messages are chosen"

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from chronos.core.message import Reason
 from chronos.core.selector import NO_LEADER
-from chronos.core.shard.step import UNCOPIED
+from chronos.core.shard.letters import UNCOPIED
 from chronos.ports import TopicInfo
 from chronos.workers.push.planned import OTHER, LetterCounts
 from chronos.workers.replica.report import StepReport

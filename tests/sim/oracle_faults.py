@@ -155,7 +155,11 @@ FAULTS: Faults = {
         Change("REPLANS_MAX, BYTES_MAX)", "1, BYTES_MAX)", "ZoneWalk.step"),
     ],
     "new zone data pass what an upsert places in the same step": [
-        Change("for each in staged.dated & staged.placed.keys()", "for each in ()", "ZoneWalk.step")
+        Change(
+            "for each in staged.zones.dated & staged.placed.keys()",
+            "for each in ()",
+            "ZoneWalk.step",
+        )
     ],
     "new zone data leave the expiry of an occurrence where it was": [
         Change("expire_at_ms + next_ms - entry.due_ms", "expire_at_ms", "planned_again")

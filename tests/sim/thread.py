@@ -97,6 +97,8 @@ class ReplicaThread:
         """Since when it is or was stuck; None: it did not come to that port."""
         self.was_held = False
         """It was stuck in a call."""
+        self._has_committed = False
+        """A step was committed, and may not be applied yet."""
         self.ended = False
         """The thread makes no further steps and has closed everything."""
         self._given = STANDALONE
@@ -161,11 +163,11 @@ class ReplicaThread:
             delay_end=brokers.topics[DELAY][self.shard].stable,
             progress_end=brokers.topics[PROGRESS][self.shard].stable,
         )
-        # A thread that was held between a commit and its application is behind the log.
+        # A thread that is held between a commit and its application is behind the log.
         if (
             self.judge.step(self.world.now_ms, facts)
             and replica.role == ReplicaState.MASTER
-            and not self.was_held
+            and not (self.was_held or self._has_committed)
         ):
             delivers = self.judge.work == WORK_DUE
             moved_ms = self.node.checker.moved_ms(self.shard, self.node.instance, delivers=delivers)
@@ -287,6 +289,7 @@ class ReplicaThread:
             raise
         except Exception as error:
             raise Finding(CRASH, f"{self.name} failed: {error!r}") from error
+        self._has_committed = False
         if self.process.dead:
             return
         if self.replica.role != before:
@@ -304,6 +307,7 @@ class ReplicaThread:
         node = self.node
         if self.process.dead:
             raise Crashed
+        self._has_committed |= where == "committed"
         trap = node.trap
         if trap is not None and trap[1] == where:
             what, _, wait_ms = trap

@@ -182,17 +182,17 @@ class Master:
             self.producers.skip_to(last_offset)
             staged = shard.stage_unreadable([(first_offset, last_offset)])
             rejection = Rejection(Reason.UNREADABLE, f"offsets {first_offset} to {last_offset}")
-            staged.rejections.append((unreadable_record(first_offset), rejection))
+            staged.letters.rejections.append((unreadable_record(first_offset), rejection))
         else:
             horizon_ms = 0
             if self.kept_ms is not None:
                 horizon_ms = max(0, shard.state.progress_ms - self.kept_ms)
             staged = shard.stage(records, ahead.parsed(records), horizon_ms=horizon_ms)
-        texts = {record.offset: rejection.detail for record, rejection in staged.rejections}
+        texts = {record.offset: rejection.detail for record, rejection in staged.letters.rejections}
         closed = {*step.closed} | shard.queues.states.keys()
-        staged.hold_forwards(closed)
+        staged.letters.hold_forwards(closed)
         if REJECTED in closed:
-            staged.hold_rejections()
+            staged.letters.hold_rejections()
         behind = step.behind or last < len(self.producers.records)
         until_ms = min(self.now_ms, staged.watermark_ms) if behind else self.now_ms
         selection = ahead.selection(staged, until_ms, step.messages_max, step.bytes_max)
@@ -207,21 +207,21 @@ class Master:
         model.forget(staged.horizon_ms)
         refused = model.step_over(first_offset, last_offset) if steps_over else model.stage(intents)
         refused, waiting = model.hold(refused, closed, ELSEWHERE)
-        assert staged.refused == refused
+        assert staged.letters.refused == refused
         silent = (Reason.IGNORED, Reason.REPEATED, Reason.FORWARDED, Reason.HELD)
-        assert [record.offset for record, _ in staged.rejections] == [
+        assert [record.offset for record, _ in staged.letters.rejections] == [
             offset for offset, reason in refused if reason not in silent and offset not in waiting
         ]
-        assert {held.record.offset: held.destination for held in staged.held} == {
+        assert {held.record.offset: held.destination for held in staged.letters.held} == {
             offset: destination for offset, (destination, _) in waiting.items()
         }
-        assert [(record.offset, partition) for record, partition in staged.forwards] == [
+        assert [(record.offset, partition) for record, partition in staged.letters.forwards] == [
             (offset, ELSEWHERE) for offset, reason in refused if reason is Reason.FORWARDED
         ]
         self._check_selection(staged, selection, until_ms, step)
         chosen = self._decide(selection, step)
         progress = self._progress(staged, selection, chosen)
-        for held, hold in zip(staged.held, progress.held, strict=True):
+        for held, hold in zip(staged.letters.held, progress.held, strict=True):
             destination, reason = waiting[hold.offset]
             text = progress.details[hold.detail - 1] if hold.detail else ""
             cut = texts.get(hold.offset, "").encode()[:DETAIL_BYTES_MAX].decode(errors="ignore")
@@ -247,15 +247,17 @@ class Master:
         if step.oversized and destination != REJECTED:
             offset, held, _ = prefix.rows[-1]
             prefix = replace(prefix, too_large=(offset,))
-            staged.rejections = [(record_of(offset, held), Rejection(Reason.TOO_LARGE, TOO_LARGE))]
+            staged.letters.rejections = [
+                (record_of(offset, held), Rejection(Reason.TOO_LARGE, TOO_LARGE))
+            ]
             if REJECTED in {*step.closed} | shard.queues.states.keys():
-                staged.hold_rejections()
-        staged.written = [prefix]
+                staged.letters.hold_rejections()
+        staged.letters.written = [prefix]
         selection = nothing_selected(shard.state.cursor, complete=True)
         self.model.forget(staged.horizon_ms)
-        rejected = count if destination == REJECTED else len(staged.rejections)
-        self.model.write_on(destination, count, rejected, len(staged.held))
-        for each in staged.held:
+        rejected = count if destination == REJECTED else len(staged.letters.rejections)
+        self.model.write_on(destination, count, rejected, len(staged.letters.held))
+        for each in staged.letters.held:
             self.model.enqueue(REJECTED, each.record, Reason.TOO_LARGE, TOO_LARGE)
         self._commit(staged, selection, self._progress(staged, selection, {}), {})
 

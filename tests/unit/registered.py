@@ -11,10 +11,11 @@ from chronos.core.query.lookup import FoundMessage, find
 from chronos.core.reach import EVERYTHING
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.fate import Fate, Fires, Skips, fate_of
+from chronos.core.shard.letters import UNCOPIED
 from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import UNCOPIED, Staged, with_leaving
+from chronos.core.shard.step import Staged, with_leaving
 from tests.unit.model import Rows
 from tests.unit.records import WRITER
 
@@ -55,11 +56,11 @@ class Registered:
         record = Record(self.offset, self.at_ms(at_s), b"id", value, headers)
         self.offset += 1
         staged = self.step(at_s, [record])
-        assert bool(staged.rejections) == any(
-            reason not in UNCOPIED for _, reason in staged.refused
+        assert bool(staged.letters.rejections) == any(
+            reason not in UNCOPIED for _, reason in staged.letters.refused
         )
-        if staged.refused and record.offset not in staged.upserts:
-            return Reason(staged.refused[0][1]).label
+        if staged.letters.refused and record.offset not in staged.upserts:
+            return Reason(staged.letters.refused[0][1]).label
         return staged.upserts.get(record.offset, "done")
 
     @staticmethod

@@ -6,6 +6,7 @@ import pytest
 
 from chronos.core.keys import REJECTED
 from chronos.core.message import Reason, Record, Rejection
+from chronos.core.shard.letters import Letters
 from chronos.core.shard.step import Staged
 from chronos.workers.push.letter_topics import UNBOUNDED, Refusal
 from chronos.workers.push.letters import Forwards
@@ -39,15 +40,17 @@ def staged() -> Staged:
     """A small and a large record for partition 0, one for partition 1, and a record that is
     rejected."""
     other = Record(3, 10, b"other", b"", [])
-    staged = Staged(pull_offset=4, watermark_ms=10, forwards=[*FORWARDS, (other, 1)])
+    staged = Staged(
+        pull_offset=4, watermark_ms=10, letters=Letters(forwards=[*FORWARDS, (other, 1)])
+    )
     for offset, reason in (
         (0, Reason.FORWARDED),
         (1, Reason.FORWARDED),
         (2, Reason.NO_TARGET),
         (3, Reason.FORWARDED),
     ):
-        staged.refuse(offset, reason)
-    staged.rejections.append(
+        staged.letters.refuse(offset, reason)
+    staged.letters.rejections.append(
         (Record(2, 9, None, None, []), Rejection(Reason.NO_TARGET, "there is none"))
     )
     return staged
@@ -91,23 +94,23 @@ def test_a_record_that_is_too_large_with_its_hop_is_rejected(brokers: Brokers) -
     """It is counted as rejected, and the others are forwarded."""
     forwards, step = forwards_on(brokers), staged()
     too_large = forwards.too_large(
-        step.forwards, {0: UNBOUNDED, 1: UNBOUNDED}, brokers.world.now_ms
+        step.letters.forwards, {0: UNBOUNDED, 1: UNBOUNDED}, brokers.world.now_ms
     )
     assert list(too_large) == [1]
     assert too_large[1].endswith("bytes with its hop; delay takes 300")
-    step.reject_forwards(too_large)
-    assert [record.offset for record, _ in step.forwards] == [0, 3]
-    assert [(record.offset, rejection.reason) for record, rejection in step.rejections] == [
+    step.letters.reject_forwards(too_large)
+    assert [record.offset for record, _ in step.letters.forwards] == [0, 3]
+    assert [(record.offset, rejection.reason) for record, rejection in step.letters.rejections] == [
         (1, Reason.TOO_LARGE),
         (2, Reason.NO_TARGET),
     ]
-    assert step.refused == [
+    assert step.letters.refused == [
         (0, Reason.FORWARDED),
         (1, Reason.TOO_LARGE),
         (2, Reason.NO_TARGET),
         (3, Reason.FORWARDED),
     ]
-    assert step.forwarded == 2
+    assert step.letters.forwarded == 2
 
 
 def test_a_bound_that_refusals_have_shown_counts_for_its_partition_too(brokers: Brokers) -> None:
@@ -122,21 +125,26 @@ def test_a_bound_that_refusals_have_shown_counts_for_its_partition_too(brokers: 
 def test_a_held_record_is_neither_forwarded_nor_rejected() -> None:
     """Those for one partition wait, in order; the others go on."""
     step = staged()
-    step.hold_forwards({0})
-    assert step.refused == [
+    step.letters.hold_forwards({0})
+    assert step.letters.refused == [
         (0, Reason.HELD),
         (1, Reason.HELD),
         (2, Reason.NO_TARGET),
         (3, Reason.FORWARDED),
     ]
-    assert [(held.record, held.destination, held.reason) for held in step.held] == [
+    assert [(held.record, held.destination, held.reason) for held in step.letters.held] == [
         (SMALL, 0, 0),
         (LARGE, 0, 0),
     ]
-    assert [record.offset for record, _ in step.forwards] == [3]
-    assert (step.forwarded, step.held_forwards, len(step.rejections)) == (1, 2, 1)
-    step.hold_rejections()
+    assert [record.offset for record, _ in step.letters.forwards] == [3]
+    assert (step.letters.forwarded, step.letters.held_forwards, len(step.letters.rejections)) == (
+        1,
+        2,
+        1,
+    )
+    step.letters.hold_rejections()
     assert [
-        (held.record.offset, held.destination, held.reason, held.detail) for held in step.held[2:]
+        (held.record.offset, held.destination, held.reason, held.detail)
+        for held in step.letters.held[2:]
     ] == [(2, REJECTED, Reason.NO_TARGET, "there is none")]
-    assert (step.rejections, step.held_forwards) == ([], 2)
+    assert (step.letters.rejections, step.letters.held_forwards) == ([], 2)

@@ -299,7 +299,7 @@ def test_the_order_of_records_of_one_id_that_came_to_several_partitions(
     for at in range(0, len(records), size):
         batch = records[at : at + size]
         staged = shard.stage(batch)
-        found |= dict(staged.refused)
+        found |= dict(staged.letters.refused)
         nothing = nothing_selected(shard.state.cursor, complete=True)
         progress = WRITER.progress(staged, nothing)
         assert replica.replay_stage(batch, progress).id_states == staged.id_states
@@ -352,7 +352,7 @@ def test_a_hop_that_is_too_far_ahead_is_reported_with_its_first_partition(header
         cursor_due_ms=0,
         cursor_offset=0,
         counts=count_outcomes(0, ()),
-        refused=tuple(shard.stage(records).refused),
+        refused=tuple(shard.stage(records).letters.refused),
     )
     assert shard.replay_stage(records, progress).ahead == []
 
@@ -375,4 +375,4 @@ def test_a_repetition_is_judged_by_its_first_timestamp_however_late_it_is_forwar
     for first_ms, expected in ((hour_ms, {0: Reason.CONFLICT}), (6 * hour_ms, {})):
         came = ("chronos-forwarded", b"chronos.delay/1/7;%d" % (NOW_MS + first_ms))
         record = Record(0, NOW_MS + 8 * hour_ms, HERE, b"v", [("chronos-delay", b"1h"), TO, came])
-        assert dict(shard.stage([record]).refused) == expected
+        assert dict(shard.stage([record]).letters.refused) == expected

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from chronos.ports import ReaderMode
 from chronos.workers.replica.pull import Puller
+from chronos.workers.replica.scope import Pull
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer
@@ -27,6 +28,7 @@ class PulledPartition:
         self.log = SimLog(self.node, self.brokers)
         self.log.patience_ms = 500
         self.puller = Puller(self.log, DELAY, 0, 0, mode=mode)
+        self.now_ms = 1_000
 
     def write(self, transaction: Transaction | None = None) -> None:
         self.brokers.append(self.brokers.topics[DELAY][0], None, b"", [], transaction)
@@ -39,9 +41,10 @@ class PulledPartition:
     def pull(self) -> tuple[int, bool]:
         """Take in what one step of a master does, which begins now; the number of records, and
         whether they reach the end."""
-        batch, reaches = self.puller.batch_to(self.puller.end(), 100, 1 << 20)
-        self.puller.release(len(batch))
-        return len(batch), reaches
+        self.now_ms += 1
+        pulled = self.puller.take(Pull.TO_END, self.now_ms, 100, 1 << 20)
+        self.puller.release(pulled)
+        return len(pulled.records), pulled.reached_ms == self.now_ms
 
 
 def test_a_master_whose_producers_use_transactions_goes_back_to_a_plain_reader() -> None:
@@ -90,3 +93,16 @@ def test_a_patient_reader_that_was_held_up_once_is_kept(
             case.write()
         assert case.pull() == expected
         assert lines == []
+
+
+def test_what_a_step_reached_counts_only_once_its_records_are_applied() -> None:
+    """A step that is made again has not reached the end without them."""
+    case = PulledPartition("plain")
+    assert case.pull() == (0, True)
+    case.write()
+    for now_ms in (2_000, 3_000):
+        again = case.puller.take(Pull.TO_END, now_ms, 100, 1 << 20)
+        assert (len(again.records), again.reached_ms, case.puller.reached_ms) == (1, now_ms, 1_001)
+    case.puller.release(again)
+    assert case.puller.reached_ms == 3_000
+    assert case.puller.take(Pull.NOTHING, 4_000, 100, 1 << 20).reached_ms == 3_000

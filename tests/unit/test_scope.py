@@ -27,9 +27,7 @@ OTHERWISE: dict[str, Any] = {
     "room": Room.FREE,
     "is_heartbeat": False,
     "has_open_lane": False,
-    "has_forwarded": False,
-    "is_separate": False,
-    "has_buffered": False,
+    "has_written_letters": False,
 }
 
 
@@ -51,23 +49,17 @@ def scope(times: Times, limits: Limits = LIMITS, **more: Any) -> Scope:
         (replace(DUE, watermark_ms=9_000), {}, TO_END),
         # A lane that is open.
         (IDLE, {"has_open_lane": True}, TO_END),
-        # Messages and rejected records that failed together take turns.
-        (PROVEN, {"is_separate": True}, NOTHING),
-        (IDLE, {"is_separate": True, "has_open_lane": True}, NOTHING),
-        (PROVEN, {"is_separate": True, "has_buffered": True}, NEXT),
-        (DUE, {"is_separate": True}, TO_END),
-        (IDLE, {"is_separate": True}, NEXT),
-        # After records were forwarded, messages that nothing can change any more come first.
-        (PROVEN, {"has_forwarded": True}, TURN),
-        (replace(DUE, watermark_ms=9_000), {"has_forwarded": True}, TURN),
-        (IDLE, {"has_forwarded": True, "has_open_lane": True}, TURN),
-        (DUE, {"has_forwarded": True}, TO_END),
-        (PROVEN, {"has_forwarded": True, "is_heartbeat": True}, TO_END),
-        (replace(PROVEN, due_ms=NOW + 1, reached_ms=NOW + 2), {"has_forwarded": True}, NEXT),
+        # After records were rejected or forwarded, messages that nothing can change come first.
+        (PROVEN, {"has_written_letters": True}, TURN),
+        (replace(DUE, watermark_ms=9_000), {"has_written_letters": True}, TURN),
+        (IDLE, {"has_written_letters": True, "has_open_lane": True}, TURN),
+        (DUE, {"has_written_letters": True}, TO_END),
+        (PROVEN, {"has_written_letters": True, "is_heartbeat": True}, TO_END),
+        (replace(PROVEN, due_ms=NOW + 1, reached_ms=NOW + 2), {"has_written_letters": True}, NEXT),
         # Law 8 before law 6, once the queues are full for long.
         (DUE, {"room": Room.FULL}, STOPPED),
         (DUE, {"room": Room.STUCK}, BLIND),
-        (PROVEN, {"room": Room.STUCK, "is_heartbeat": True, "has_forwarded": True}, BLIND),
+        (PROVEN, {"room": Room.STUCK, "is_heartbeat": True, "has_written_letters": True}, BLIND),
     ],
 )
 def test_the_scope_of_a_step(times: Times, more: dict[str, Any], expected: Scope) -> None:
@@ -79,4 +71,4 @@ def test_a_switch_that_is_off_stops_its_half_of_a_step() -> None:
     assert scope(DUE, off, is_heartbeat=True) == BLIND
     off = replace(LIMITS, push=False)
     assert scope(DUE, off) == NEXT
-    assert scope(PROVEN, off, has_forwarded=True) == NEXT
+    assert scope(PROVEN, off, has_written_letters=True) == NEXT

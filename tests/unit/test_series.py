@@ -356,7 +356,7 @@ class Rhythm:
             if (choice := chosen[offset]).outcome != "delivered"
         )
         progress = WRITER.progress(staged, selection, decisions)
-        self.refused = staged.refused
+        self.refused = staged.letters.refused
         for (_, offset, _), entry in zip(selection.items, selection.entries, strict=True):
             if chosen[offset].outcome in ("delivered", "again"):
                 self.deliveries.append((entry, now_ms))

@@ -385,9 +385,9 @@ def test_a_refused_record_is_counted_and_an_ignored_one_is_not_copied_to_the_rej
     scenario.send("cancel", b"nobody")
     scenario.send("schedule", b"a", T + 9, policy="ignore")
     staged = scenario.shard.stage(scenario.producers.records)
-    assert [(record.offset, rejection.reason) for record, rejection in staged.rejections] == [
-        (2, UNKNOWN)
-    ]
+    assert [
+        (record.offset, rejection.reason) for record, rejection in staged.letters.rejections
+    ] == [(2, UNKNOWN)]
     scenario.run(T)
     assert (scenario.shard.state.totals.rejected, scenario.shard.state.totals.ignored) == (1, 1)
 

@@ -255,7 +255,7 @@ def test_a_series_that_ended_is_not_begun_again_within_the_window(
     )
     service.offset += 1
     staged = service.step(21, [record])
-    ((_, rejection),) = staged.rejections
+    ((_, rejection),) = staged.letters.rejections
     assert rejection.reason is Reason.CONFLICT
     assert "ended" in rejection.detail
     if "repeat_times" in bound:

@@ -34,8 +34,9 @@ from chronos.core.shard.codec import (
     unpack_queue_state,
 )
 from chronos.core.shard.fifo import Fifo, FifoWrites, Kind
+from chronos.core.shard.letters import Held, Prefix
 from chronos.core.shard.progress import Hold, Progress, Written, detail_number
-from chronos.core.shard.step import Held, KeyValue, Prefix, Staged, StoreView
+from chronos.core.shard.step import KeyValue, Staged, StoreView
 from chronos.errors import LogMismatch
 
 HELD_MAX = 100_000
@@ -102,13 +103,13 @@ class Queues(Fifo[int, QueueState]):
         length: defaultdict[int, int] = defaultdict(int)
         size: defaultdict[int, int] = defaultdict(int)
         first = {destination: state.offset for destination, state in self.states.items()}
-        for prefix in staged.written:
+        for prefix in staged.letters.written:
             destination = prefix.destination
             deletes += [held_key(destination, offset) for offset, _, _ in prefix.rows]
             length[destination] -= len(prefix.rows)
             size[destination] -= sum(row_bytes for _, _, row_bytes in prefix.rows)
             first[destination] = prefix.rows[-1][0] + 1
-        for held, hold in zip(staged.held, progress.held, strict=True):
+        for held, hold in zip(staged.letters.held, progress.held, strict=True):
             record, destination = held.record, held.destination
             headers = None if record.headers is None else list(record.headers)
             detail = progress.details[hold.detail - 1] if hold.detail else ""

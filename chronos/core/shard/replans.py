@@ -79,7 +79,7 @@ class ZoneWalk:
         while (part := positions[looked:known][:ENTRIES_AT_ONCE]) and size < BYTES_MAX:
             data = self._view.get([entry_key(*position) for position in part])
             for position, packed in zip(part, data, strict=True):
-                if position[1] in staged.fired:
+                if position[1] in staged.zones.fired:
                     continue
                 assert packed is not None, "the index names a position without an entry"
                 size += len(packed)
@@ -92,13 +92,13 @@ class ZoneWalk:
         # An upsert keeps the time of the occurrence before it, and its spread may place it behind.
         behind = [
             wall_clock_key(staged.placed[each][0], each)
-            for each in staged.dated & staged.placed.keys()
+            for each in staged.zones.dated & staged.placed.keys()
         ]
         if self._ahead is not None:
             behind.append(self._ahead)
         self._ahead = min(behind, default=None)
         if self._ahead is None:
-            staged.zone_data = self._rules.zone_data.version
+            staged.zones.version = self._rules.zone_data.version
         carry_out(staged, replans, state, self._view, self._rules.shard)
 
     def stepped(self) -> None:
@@ -129,8 +129,8 @@ def recorded_version(
     zone_data: str, staged: Staged, decisions: Sequence[Decision], state: State
 ) -> str:
     """Return `Progress.zone_data` of a step of a master with this version of the zone data."""
-    if staged.zone_data:
-        return staged.zone_data
+    if staged.zones.version:
+        return staged.zones.version
     if zone_data == state.zone_data or zone_data > state.zone_data > "":
         return ""
     return zone_data if any(each.offset_s is not None for each in decisions) else ""
@@ -169,9 +169,9 @@ def carry_out(
         )
         staged.removed[replan.offset] = replan.due_ms
         staged.placed[replan.offset] = (place_ms, pack_entry(moved))
-        staged.dated.add(replan.offset)
+        staged.zones.dated.add(replan.offset)
         staged.id_states[entry.id] = replace(id_state, due_ms=place_ms)
-    staged.replans += replans
+    staged.zones.replans += replans
 
 
 def index_writes(
@@ -193,7 +193,8 @@ def index_writes(
         if entry.options is not None and keeps_wall_clock(entry)
     ]
     places = [
-        (staged.placed[offset][0], offset) for offset in sorted(staged.dated & staged.placed.keys())
+        (staged.placed[offset][0], offset)
+        for offset in sorted(staged.zones.dated & staged.placed.keys())
     ]
     puts = [(wall_clock_key(*place), b"") for place in places if place > selection.cursor]
     for offset, (due_ms, data) in rescheduled.items():

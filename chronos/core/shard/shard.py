@@ -179,8 +179,8 @@ class Shard:
         staged = stage(
             parsed, rules, self.state, self._view, horizon_ms=progress.horizon_ms, replayed=refused
         )
-        staged.written = self.queues.replay(progress.written)
-        staged.held = held_by(progress, records, staged.written)
+        staged.letters.written = self.queues.replay(progress.written)
+        staged.letters.held = held_by(progress, records, staged.letters.written)
         carry_out(staged, progress.replans, self.state, self._view, rules.shard)
         return staged
 
@@ -202,7 +202,7 @@ class Shard:
         if progress is None:
             return stage_unreadable(ranges, self.state, self.state.horizon_ms)
         staged = stage_unreadable(ranges, self.state, progress.horizon_ms)
-        staged.held = held_by(progress, ())
+        staged.letters.held = held_by(progress, ())
         return staged
 
     def _parse(self, records: Sequence[Record], rules: Rules) -> Parsed:
@@ -419,7 +419,7 @@ class Shard:
             deletes += index_deletes
         queues: dict[int, QueueState | None] = {}
         held = held_bytes = 0
-        if staged.held or staged.written:
+        if staged.letters.held or staged.letters.written:
             queued = self.queues.writes(staged, progress)
             puts += queued.puts
             deletes += queued.deletes
@@ -595,13 +595,13 @@ class Shard:
                 count_outcomes(len(selection.items), progress.decisions),
             ),
             ("the pull offset", progress.pull_offset, staged.pull_offset),
-            ("refused records", len(progress.refused), len(staged.refused)),
-            ("queues written on", len(progress.written), len(staged.written)),
-            ("records held", len(progress.held), len(staged.held)),
+            ("refused records", len(progress.refused), len(staged.letters.refused)),
+            ("queues written on", len(progress.written), len(staged.letters.written)),
+            ("records held", len(progress.held), len(staged.letters.held)),
             (
                 "held records for other partitions",
                 progress.held_forwards,
-                self.state.held_forwards + staged.held_forwards,
+                self.state.held_forwards + staged.letters.held_forwards,
             ),
             ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
             ("decisions about messages that were not selected", 0, unselected),

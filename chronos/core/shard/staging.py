@@ -50,6 +50,7 @@ from chronos.core.shard.codec import (
     unpack_entry,
 )
 from chronos.core.shard.lanes import lane_of
+from chronos.core.shard.letters import UNCOPIED
 from chronos.core.shard.order import (
     ahead_ms,
     first_shard,
@@ -66,7 +67,6 @@ from chronos.core.shard.step import (
     CHANGED,
     CREATED,
     UNCHANGED,
-    UNCOPIED,
     Parsed,
     Staged,
     StoreView,
@@ -111,7 +111,7 @@ def stage_unreadable(ranges: Sequence[tuple[int, int]], state: State, horizon_ms
     staged = stage_nothing(state, horizon_ms)
     for first, last in ranges:
         assert staged.pull_offset <= first <= last, "a range of offsets is staged twice"
-        staged.refuse(first, Reason.UNREADABLE)
+        staged.letters.refuse(first, Reason.UNREADABLE)
         staged.unreadable.append((first, last))
         staged.pull_offset = last + 1
     return staged
@@ -160,7 +160,7 @@ class _Staging:
             if record.timestamp_ms > staged.watermark_ms and not record.create_time:
                 staged.watermark_ms = record.timestamp_ms
             if replayed is not None and offset in replayed:
-                staged.refuse(offset, replayed[offset])
+                staged.letters.refuse(offset, replayed[offset])
                 if replayed[offset] in CHANGED_NOTHING:
                     self._note_cancel(record, command, replayed[offset])
                     self._note_upsert(record, command, replayed[offset])
@@ -189,8 +189,8 @@ class _Staging:
                     staged.accepted += 1
                     continue
             if type(command) is Misplaced and replayed is None:
-                staged.refuse(offset, Reason.FORWARDED)
-                staged.forwards.append((record, command.partition))
+                staged.letters.refuse(offset, Reason.FORWARDED)
+                staged.letters.forwards.append((record, command.partition))
                 continue
             if isinstance(command, Rejection):
                 self._refuse(record, REPEATED if self._is_repeated(command) else command)
@@ -218,9 +218,9 @@ class _Staging:
                 f"be executed ({rejection.reason.label}), but the master executed it: is this the "
                 "same topic?"
             )
-        self.staged.refuse(record.offset, rejection.reason)
+        self.staged.letters.refuse(record.offset, rejection.reason)
         if rejection.reason not in UNCOPIED:
-            self.staged.rejections.append((record, rejection))
+            self.staged.letters.rejections.append((record, rejection))
 
     def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
         """Return the states of generated ids without an id state, derived from the entries at the
@@ -509,7 +509,7 @@ class _Staging:
         is_next = id_state.due_ms <= max(first_ms, self.state.cursor_due_ms + 1)
         if is_fired and is_next and entry.occurrence:
             self.staged.changed += 1
-            self.staged.fired.add(id_state.offset)
+            self.staged.zones.fired.add(id_state.offset)
             return None
         shift = 0 if is_fired else shift_ms(entry, self.rules.shard, id_state.offset)
         if self.replayed is None and _is_beyond_expiry(action, entry, shift):
@@ -552,9 +552,9 @@ class _Staging:
             )
         self.staged.placed[offset] = (place_ms, pack_entry(entry))
         if entry.options is not None:
-            self.staged.dated.discard(offset)
+            self.staged.zones.dated.discard(offset)
             if keeps_wall_clock(entry):
-                self.staged.dated.add(offset)
+                self.staged.zones.dated.add(offset)
         return place_ms
 
     def _remove(self, id_state: IdState) -> None:

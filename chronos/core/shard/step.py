@@ -6,16 +6,15 @@ the shard's read access to the store, and small functions on both.
 (`workers.replica.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from chronos.core.keys import MINUTE_MS, REJECTED, Lane
-from chronos.core.message import Command, Entry, Reason, Record, Rejection
+from chronos.core.keys import MINUTE_MS, Lane
+from chronos.core.message import Command, Entry, Record
 from chronos.core.shard.codec import (
-    HeldRecord,
     IdState,
     LaneState,
     QueueState,
@@ -23,6 +22,7 @@ from chronos.core.shard.codec import (
     Totals,
     unpack_entry,
 )
+from chronos.core.shard.letters import Letters
 from chronos.core.shard.progress import Decision, Outcome, Replan
 from chronos.core.shard.wheel import Item, Position
 from chronos.core.size import count_within
@@ -50,9 +50,6 @@ KeyValue = tuple[bytes, bytes]
 CREATED, UNCHANGED, CHANGED = "created", "unchanged", "changed"
 """What an upsert did: it became a new message, or found the same one pending, or took the place of
 the pending one."""
-
-UNCOPIED = frozenset({Reason.IGNORED, Reason.REPEATED})
-"""Reasons of refused records that are counted, and not copied to the rejected topic."""
 
 
 def portions(
@@ -95,28 +92,18 @@ class Parsed(Struct, frozen=True, kw_only=True):
     """Ids that an action names: only these can be generated ids."""
 
 
-class Held(Struct, frozen=True, gc=False):
-    """A refused record that begins to wait for its destination."""
+class ZoneChanges(Struct, kw_only=True):
+    """What newer zone data change in one step, and what they leave as it is."""
 
-    record: Record
-    destination: int
-    """A partition of the delay topic, or REJECTED."""
-    reason: int = 0
-    """The `Reason` of a rejected record; 0 for one that is to be forwarded."""
-    detail: str = ""
-    """The reason in words, as the master has it; empty on replay, where the progress record has
-    it."""
-
-
-class Prefix(Struct, frozen=True, kw_only=True):
-    """The first held records of a destination, which are written to it."""
-
-    destination: int
-    rows: list[tuple[int, HeldRecord, int]]
-    """Offset, record, and bytes of the row of each, in order, at least one."""
-    too_large: tuple[int, ...] = ()
-    """Offsets of the records that are too large for the partition, and go to the rejected topic or
-    to its queue instead."""
+    fired: set[int] = msgspec.field(default_factory=set)
+    """Source offsets of messages that are due and were fired: newer zone data do not move them."""
+    dated: set[int] = msgspec.field(default_factory=set)
+    """Source offsets of staged entries that newer zone data move (`series.keeps_wall_clock`)."""
+    replans: list[Replan] = msgspec.field(default_factory=list)
+    """The pending occurrences that newer zone data move in this step."""
+    version: str = ""
+    """The version of the zone data by which all occurrences are planned with this step; empty: it
+    is the same as before, or not all are."""
 
 
 class Staged(Struct, kw_only=True):
@@ -144,24 +131,12 @@ class Staged(Struct, kw_only=True):
     store, at the position it leaves."""
     id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
     """Id -> its new state; a settled one gets its time from the progress record."""
-    refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """`(offset, Reason)` of every refused record, in order."""
-    rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
-    """Records that go to the rejected topic, of this step or held; empty on replay."""
-    forwards: list[tuple[Record, int]] = msgspec.field(default_factory=list)
-    """Records that go on to another partition of the delay topic, and its number, of this step or
-    held; empty on replay."""
-    held: list[Held] = msgspec.field(default_factory=list)
-    """The refused records that wait for their destination, in the order of `Progress.held`; in a
-    step with `written`, the records that go to another queue."""
-    written: list[Prefix] = msgspec.field(default_factory=list)
-    """The first records of queues, which are written on; such a step stages no record."""
+    letters: Letters = msgspec.field(default_factory=Letters)
+    """The records that are refused, and those that are written on."""
     accepted: int = 0
     cancelled: int = 0
     replaced: int = 0
     changed: int = 0
-    ignored: int = 0
-    forwarded: int = 0
     probes: int = 0
     upserts: dict[int, str] = msgspec.field(default_factory=dict)
     """Offset of an upsert -> CREATED, UNCHANGED or CHANGED."""
@@ -171,73 +146,7 @@ class Staged(Struct, kw_only=True):
     ahead: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """Partition and milliseconds of every hop whose first timestamp is too far ahead to be
     believed; empty on replay."""
-    fired: set[int] = msgspec.field(default_factory=set)
-    """Source offsets of messages that are due and were fired: newer zone data do not move them."""
-    dated: set[int] = msgspec.field(default_factory=set)
-    """Source offsets of staged entries that newer zone data move (`series.keeps_wall_clock`)."""
-    replans: list[Replan] = msgspec.field(default_factory=list)
-    """The pending occurrences that newer zone data move in this step."""
-    zone_data: str = ""
-    """The version of the zone data by which all occurrences are planned with this step; empty: it
-    is the same as before, or not all are."""
-
-    def refuse(self, offset: int, reason: int) -> None:
-        """Count the record at `offset` as refused."""
-        self.refused.append((offset, reason))
-        if reason in UNCOPIED:
-            self.ignored += 1
-        elif reason == Reason.FORWARDED:
-            self.forwarded += 1
-
-    def reject_forwards(self, too_large: Mapping[int, str]) -> None:
-        """Reject records that were to be forwarded: offset -> why they are too large."""
-        forwards, self.forwards = self.forwards, []
-        for record, partition in forwards:
-            why = too_large.get(record.offset)
-            if why is None:
-                self.forwards.append((record, partition))
-            else:
-                self.rejections.append((record, Rejection(Reason.TOO_LARGE, why)))
-        self.rejections.sort(key=lambda rejection: rejection[0].offset)
-        self.refused = [
-            (offset, Reason.TOO_LARGE if offset in too_large else reason)
-            for offset, reason in self.refused
-        ]
-        self.forwarded -= len(too_large)
-
-    def hold_forwards(self, destinations: Collection[int]) -> None:
-        """Hold the records that were to be forwarded to these partitions."""
-        held = [
-            Held(record, partition)
-            for record, partition in self.forwards
-            if partition in destinations
-        ]
-        if not held:
-            return
-        self.forwards = [forward for forward in self.forwards if forward[1] not in destinations]
-        self.held += held
-        offsets = {each.record.offset for each in held}
-        self.refused = [
-            (offset, Reason.HELD if offset in offsets else reason)
-            for offset, reason in self.refused
-        ]
-        self.forwarded -= len(held)
-
-    def hold_rejections(self) -> None:
-        """Hold the rejected records."""
-        self.held += [
-            Held(record, REJECTED, rejection.reason, rejection.detail)
-            for record, rejection in self.rejections
-        ]
-        self.rejections = []
-
-    @property
-    def held_forwards(self) -> int:
-        """Change of the number of held records that wait for another partition."""
-        enter = sum(held.destination != REJECTED for held in self.held)
-        return enter - sum(
-            len(prefix.rows) for prefix in self.written if prefix.destination != REJECTED
-        )
+    zones: ZoneChanges = msgspec.field(default_factory=ZoneChanges)
 
 
 class Leaving(Struct, frozen=True, kw_only=True):
@@ -396,15 +305,7 @@ def add_totals(
     rescheduled = sum(decision.next_due_ms > 0 for decision in decisions)
     # `again` reschedules the series, but this occurrence was delivered.
     again = outcomes.count(Outcome.AGAIN)
-    # Held records count as rejected or forwarded when they are written on.
-    requeued = len(staged.held) if staged.written else 0
-    begun = len(staged.held) - requeued
-    written = sum(len(prefix.rows) for prefix in staged.written) - requeued
-    rejected = sum(
-        len(prefix.rows) if prefix.destination == REJECTED else len(prefix.too_large)
-        for prefix in staged.written
-    )
-    rejected -= requeued
+    letters = staged.letters
     return Totals(
         accepted=totals.accepted + staged.accepted,
         delivered=totals.delivered + len(selection.items) - len(outcomes) + again,
@@ -414,12 +315,10 @@ def add_totals(
         expired=totals.expired + outcomes.count(Outcome.EXPIRED),
         dead=totals.dead + outcomes.count(Outcome.DEAD),
         carried=totals.carried + rescheduled,
-        rejected=totals.rejected
-        + (len(staged.refused) - staged.ignored - staged.forwarded - begun)
-        + rejected,
-        ignored=totals.ignored + staged.ignored,
+        rejected=totals.rejected + letters.rejected_in_all,
+        ignored=totals.ignored + letters.ignored,
         probes=totals.probes + staged.probes,
         parked=totals.parked + outcomes.count(Outcome.PARKED),
-        forwarded=totals.forwarded + staged.forwarded + written - rejected,
-        held=totals.held + begun,
+        forwarded=totals.forwarded + letters.forwarded_in_all,
+        held=totals.held + letters.begun,
     )

@@ -7,7 +7,7 @@ the queues are full and nothing more is pulled; messages that would go to the de
 deferred. Everything else goes on. The state outlives a leadership, because a refusal may cost the
 producer, which ends the leadership."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 
 from msgspec import Struct, field
 
@@ -29,6 +29,9 @@ FAILURES_MAX = 2
 """Failures in a row after which the topic is held to be the cause: the first transaction after an
 aborted one may fail without a cause of its own (measured)."""
 
+DEAD_LETTERS = -2
+"""The destination of dead letters, beside the partitions of the delay topic and REJECTED."""
+
 UNBOUNDED = 1 << 62
 """More bytes than any transaction has."""
 
@@ -48,8 +51,8 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class LetterTopicState(Struct, kw_only=True):
-    """The state of one of the two topics, or of a partition that records are forwarded to, as one
-    shard finds it."""
+    """The state of a destination, which is one of the two topics or a partition that records are
+    forwarded to, as one shard finds it."""
 
     problem: str | None = None
     """Why it takes no records; None as long as it is not known to refuse any."""
@@ -60,7 +63,7 @@ class LetterTopicState(Struct, kw_only=True):
     failures: int = 0
     """Transactions in a row that failed because of its records."""
     suspected_why: str | None = None
-    """Why the last transaction failed, which had records for this topic and for others."""
+    """Why the last transaction failed, which had dead letters and deliveries."""
     suspected_bytes: int = 0
     """Size of its records in that transaction if it was refused for a size."""
     bytes_max: int = UNBOUNDED
@@ -113,19 +116,12 @@ class LetterTopicState(Struct, kw_only=True):
 
     def suspect(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
         """A transaction with records for this topic and others failed: the next one does without
-        them."""
+        them, and proves them guilty if it is committed."""
         self.suspected_why, self.suspected_bytes, self.until_ms = (
             why,
             refused_bytes,
             now_ms + DESCRIBED_PAUSE_MS,
         )
-
-    def judge(self, now_ms: int, *, failed: bool) -> None:
-        """Note that the transaction after `suspect`, without records for this topic, failed or
-        succeeded."""
-        why, self.suspected_why = self.suspected_why, None
-        if why is not None and not failed:
-            self.fail(now_ms, why, self.suspected_bytes)
 
     def took(self) -> None:
         """Note that it took records, or is not known to refuse any."""
@@ -134,7 +130,10 @@ class LetterTopicState(Struct, kw_only=True):
 
 
 class LetterTopics(Struct, kw_only=True):
-    """Both topics, and the other partitions of the delay topic."""
+    """The destinations of one shard: both topics, and the other partitions of the delay topic.
+
+    Rejected and forwarded records are alone in their transaction, so that its failure is theirs.
+    Dead letters share one with deliveries: after a failure the next one does without them."""
 
     rejected: LetterTopicState = field(default_factory=LetterTopicState)
     dead_letter: LetterTopicState = field(default_factory=LetterTopicState)
@@ -142,12 +141,39 @@ class LetterTopics(Struct, kw_only=True):
     """The states of the other partitions that records were forwarded to."""
 
     def of(self, destination: int) -> LetterTopicState:
-        """Return the state of a destination of held records."""
-        return (
-            self.rejected
-            if destination == REJECTED
-            else self.homes.setdefault(destination, LetterTopicState())
-        )
+        """Return the state of a destination."""
+        if destination == REJECTED:
+            return self.rejected
+        if destination == DEAD_LETTERS:
+            return self.dead_letter
+        return self.homes.setdefault(destination, LetterTopicState())
+
+    def failed(
+        self,
+        destinations: Set[int],
+        now_ms: int,
+        why: str,
+        refused_bytes: Callable[[int], int],
+        *,
+        are_alone: bool,
+    ) -> None:
+        """Note that a transaction with letters for these destinations failed, perhaps because of
+        them. `refused_bytes`: returns the size of those for one destination, 0 if the transaction
+        was not refused for a size. `are_alone`: it had nothing else."""
+        for destination in destinations:
+            topic = self.of(destination)
+            if are_alone:
+                topic.fail(now_ms, why, refused_bytes(destination))
+            else:
+                topic.suspect(now_ms, why, refused_bytes(destination))
+
+    def took(self, destinations: Set[int], now_ms: int) -> None:
+        """Note that a transaction was committed, with letters for these destinations alone."""
+        suspected, self.dead_letter.suspected_why = self.dead_letter.suspected_why, None
+        for destination in destinations:
+            self.of(destination).took()
+        if suspected is not None and DEAD_LETTERS not in destinations:
+            self.dead_letter.fail(now_ms, suspected, self.dead_letter.suspected_bytes)
 
     def bound(self, now_ms: int) -> int:
         """Return the most bytes of a step whose records may all be rejected or forwarded."""

@@ -12,7 +12,7 @@ from chronos.core.keys import Lane
 from chronos.core.message import TARGET_TOPIC, Reason, Record, Rejection
 from chronos.core.shard.progress import Decision
 from chronos.ports import Outgoing
-from chronos.workers.push.letter_topics import UNBOUNDED, Refusal
+from chronos.workers.push.letter_topics import DEAD_LETTERS, UNBOUNDED, Refusal
 from chronos.workers.push.partitions import Turn
 from chronos.workers.push.targets import Attempt, Refusals
 
@@ -140,6 +140,9 @@ class PlannedTransaction(Struct, kw_only=True):
     """Target -> messages selected for it."""
     undelivered: Counter[str] = field(default_factory=Counter)
     """Target -> those of them that are not delivered."""
+    rejects_to: frozenset[int] = frozenset()
+    """The destinations of the rejected and forwarded records among the messages: REJECTED, and
+    partitions of the delay topic. Then nothing is delivered."""
     dead_letters: int = 0
     """Number of dead letters among the messages."""
     dead: LetterCounts = field(default_factory=LetterCounts)
@@ -157,3 +160,8 @@ class PlannedTransaction(Struct, kw_only=True):
     """Limited target -> number of messages that may be delivered to it in this step."""
     spent: dict[str, int] = {}
     """Limited target -> number of messages that take part of its rate."""
+
+    @property
+    def letters_to(self) -> Set[int]:
+        """The destinations of all letters among the messages."""
+        return self.rejects_to | {DEAD_LETTERS} if self.dead_letters else self.rejects_to

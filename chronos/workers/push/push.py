@@ -11,11 +11,12 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from chronos.core.keys import LIMITED, Lane
+from chronos.core.keys import LIMITED, REJECTED, Lane
 from chronos.core.message import DUE_AT, ID, SOURCE, Entry, Reason, entry_id
 from chronos.core.selector import Selector
 from chronos.core.shard.draft import Draft
 from chronos.core.shard.fate import Fates
+from chronos.core.shard.letters import Letters
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Outcome, detail_number
 from chronos.core.shard.rules import Rules
@@ -129,14 +130,32 @@ class Pusher:
     def plan(
         self, draft: Draft, inputs: StepInputs, look_ahead: LookAhead[PlannedTransaction]
     ) -> PlannedTransaction:
-        """Return the transaction for the selected messages, the rejected and the forwarded records
-        of a draft. Raises LogUnavailable."""
-        now_ms, topic = inputs.now_ms, self.letters.rejected_topic
-        staged, selection = draft.staged, draft.selection
+        """Return the transaction for the selected messages of a draft, or for its rejected and
+        forwarded records. Raises LogUnavailable."""
+        now_ms, selection = inputs.now_ms, draft.selection
         plan = self._empty_plan(now_ms)
         plan.defers_dead_letters = inputs.defers_dead_letters
-        info = self.targets.describe([topic], now_ms)[topic].info if staged.rejections else None
-        for record, rejection in staged.rejections:
+        if not selection.items:
+            self._add_letters(plan, draft.staged.letters, inputs)
+            return plan
+        assert draft.staged.letters.are_none, "letters go without messages"
+        plan.targets = look_ahead.targets(selection)
+        targets = self.targets.describe(plan.targets, now_ms)
+        certain = self.certain(targets, inputs)
+        planner = _StepPlanner(self, plan, selection, draft.fates, targets, certain, inputs)
+        early = look_ahead.plan(draft.fates, planner.basis)
+        if early is not None:
+            early.targets = plan.targets
+            return early
+        plan.allowed = self.rates.allowed(targets, now_ms)
+        planner.add(selection)
+        return plan
+
+    def _add_letters(self, plan: PlannedTransaction, letters: Letters, inputs: StepInputs) -> None:
+        """Add the rejected and the forwarded records."""
+        topic, now_ms, rejections = self.letters.rejected_topic, inputs.now_ms, letters.rejections
+        info = self.targets.describe([topic], now_ms)[topic].info if rejections else None
+        for record, rejection in rejections:
             assert info is not None, "a topic that takes no records is not written to"
             source = self.source_prefix + b"%d" % record.offset
             plan.messages.append(
@@ -144,21 +163,9 @@ class Pusher:
                     record, rejection, source, plan.turn, info, inputs.rejected_bytes_max
                 )
             )
-        plan.messages += self.forwards.records(staged.forwards)
-        if not selection.items:
-            return plan
-        plan.targets = look_ahead.targets(selection)
-        targets = self.targets.describe(plan.targets, now_ms)
-        certain = self.certain(targets, inputs)
-        planner = _StepPlanner(self, plan, selection, draft.fates, targets, certain, inputs)
-        early = look_ahead.plan(draft.fates, planner.basis)
-        if early is not None:
-            early.messages[:0] = plan.messages
-            early.targets = plan.targets
-            return early
-        plan.allowed = self.rates.allowed(targets, now_ms)
-        planner.add(selection)
-        return plan
+        plan.messages += self.forwards.records(letters.forwards)
+        homes = {partition for _, partition in letters.forwards}
+        plan.rejects_to = frozenset(homes | {REJECTED} if rejections else homes)
 
     def plan_next(
         self,

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from chronos.core.keys import REJECTED
 from chronos.core.message import Reason, Rejection
+from chronos.core.shard.letters import Letters, Prefix
 from chronos.core.shard.queues import is_full, record_of
 from chronos.core.shard.shard import Shard
-from chronos.core.shard.step import Prefix, Staged
 from chronos.workers.push.letter_topics import (
     DESCRIBED_PAUSE_MS,
     LetterTopics,
@@ -38,20 +38,19 @@ class HeldQueues:
 
     # --- a step that pulled records
 
-    def admit(self, staged: Staged, now_ms: int) -> None:
+    def admit(self, letters: Letters, now_ms: int) -> None:
         """Hold what cannot be written now; a record that is too large to be forwarded is rejected.
         Raises LogUnavailable."""
-        forwards = self._pusher.forwards
-        if staged.forwards:
-            homes = {partition for _, partition in staged.forwards}
+        if letters.forwards:
+            homes = {partition for _, partition in letters.forwards}
             bounds = {home: self._letters.of(home).bound(now_ms) for home in homes}
             closed = self._closed(homes, now_ms)
-            too_large = forwards.too_large(staged.forwards, bounds, now_ms)
+            too_large = self._pusher.forwards.too_large(letters.forwards, bounds, now_ms)
             if too_large:
-                staged.reject_forwards(too_large)
-            staged.hold_forwards(closed)
-        if staged.rejections and self._closed({REJECTED}, now_ms):
-            staged.hold_rejections()
+                letters.reject_forwards(too_large)
+            letters.hold_forwards(closed)
+        if letters.rejections and self._closed({REJECTED}, now_ms):
+            letters.hold_rejections()
 
     def _closed(self, destinations: Set[int], now_ms: int) -> Set[int]:
         """Return those of the destinations that take no records of this step: they take none at
@@ -80,51 +79,51 @@ class HeldQueues:
 
     # --- a step that writes on
 
-    def write_on(self, staged: Staged, now_ms: int) -> bool:
+    def write_on(self, letters: Letters, now_ms: int) -> bool:
         """Stage the first records of a queue whose destination takes records now; return False if
         there is no such queue. Raises LogUnavailable."""
         queues = self._shard.queues
         for destination in sorted(queues.states, key=lambda at: (at <= self._last, at)):
-            letter = self._letters.of(destination)
-            if not letter.is_open(now_ms):
+            state = self._letters.of(destination)
+            if not state.is_open(now_ms):
                 continue
             refusal = self._refusals({destination}, now_ms, age_ms_max=DESCRIBED_PAUSE_MS).get(
                 destination
             )
             if refusal is not None:
-                letter.refuse(now_ms, refusal)
+                state.refuse(now_ms, refusal)
                 continue
-            bytes_max = min(self._limits.bytes, letter.bound(now_ms))
+            bytes_max = min(self._limits.bytes, state.bound(now_ms))
             prefix = queues.first(destination, self._limits.messages, bytes_max)
-            self._stage(staged, prefix, now_ms)
+            self._stage(letters, prefix, now_ms)
             self._last = destination
             return True
         return False
 
-    def _stage(self, staged: Staged, prefix: Prefix, now_ms: int) -> None:
+    def _stage(self, letters: Letters, prefix: Prefix, now_ms: int) -> None:
         """Stage the records of a queue."""
         destination = prefix.destination
         records = [(record_of(offset, held), held) for offset, held, _ in prefix.rows]
         if destination == REJECTED:
-            staged.rejections = [
+            letters.rejections = [
                 (record, Rejection(Reason(held.reason), held.detail)) for record, held in records
             ]
-            staged.written = [prefix]
+            letters.written = [prefix]
             return
         forwards = [(record, destination) for record, _ in records]
-        letter = self._letters.of(destination)
+        state = self._letters.of(destination)
         too_large = self._pusher.forwards.too_large(
-            forwards, {destination: letter.bound(now_ms)}, now_ms
+            forwards, {destination: state.bound(now_ms)}, now_ms
         )
-        staged.forwards = [forward for forward in forwards if forward[0].offset not in too_large]
-        staged.rejections = [
+        letters.forwards = [forward for forward in forwards if forward[0].offset not in too_large]
+        letters.rejections = [
             (record, Rejection(Reason.TOO_LARGE, too_large[record.offset]))
             for record, _ in forwards
             if record.offset in too_large
         ]
-        staged.written = [replace(prefix, too_large=tuple(too_large))]
+        letters.written = [replace(prefix, too_large=tuple(too_large))]
         if too_large and self._closed({REJECTED}, now_ms):
-            staged.hold_rejections()
+            letters.hold_rejections()
 
     # --- in between
 

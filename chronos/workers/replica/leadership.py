@@ -128,7 +128,7 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
         `zone_data`: `Progress.zone_data`.
         """
         texts = list(details)
-        held = holds(staged.held, texts)
+        held = holds(staged.letters.held, texts)
         return Progress(
             role_epoch=self.role_epoch,
             log_epoch=self.log_epoch,
@@ -140,7 +140,7 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             cursor_offset=selection.cursor[1],
             pull_offset=staged.pull_offset,
             counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.refused),
+            refused=tuple(staged.letters.refused),
             decisions=tuple(decisions),
             probes=staged.probes,
             unreadable=tuple(staged.unreadable),
@@ -148,8 +148,8 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             details=tuple(texts),
             horizon_ms=staged.horizon_ms,
             held=held,
-            written=written(staged.written),
-            held_forwards=held_forwards + staged.held_forwards,
-            replans=tuple(staged.replans),
+            written=written(staged.letters.written),
+            held_forwards=held_forwards + staged.letters.held_forwards,
+            replans=tuple(staged.zones.replans),
             zone_data=zone_data,
         )

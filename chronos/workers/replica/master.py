@@ -64,7 +64,7 @@ from chronos.workers.replica.poison import PoisonSearch, StepFailure
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.report import StepReport
-from chronos.workers.replica.scope import Pull, Pulled, Scope, Times, scope_of
+from chronos.workers.replica.scope import Pulled, Scope, Times, scope_of
 from chronos.workers.replica.tenure import Tenure
 
 log = structlog.get_logger("chronos.master")
@@ -170,8 +170,6 @@ class Master:
         self.tenure = Tenure(clock)
         self._caught_up = False
         """The last step left nothing behind, and was small."""
-        self._reached_ms = 0
-        """`Pulled.reached_ms` of the last step whose records are applied; 0: it is not known."""
         self._wrote_on = False
         """The last step wrote held records on: the next one does not."""
         self._is_timed = False
@@ -214,10 +212,9 @@ class Master:
         if walks:
             self._zones.step(staged, self._shard.state)
         self._check_pulled(staged, now_ms)
-        if staged.forwards or staged.rejections:
-            self._held.admit(staged, now_ms)
+        self._held.admit(staged.letters, now_ms)
         draft = self._draft(scope, pulled, staged, now_ms, has_open_lane=has_open_lane)
-        if not (draft.has_work or is_heartbeat or staged.replans or staged.zone_data):
+        if not (draft.has_work or is_heartbeat or staged.zones.replans or staged.zones.version):
             if walks:
                 self._zones.stepped()
             return now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
@@ -248,10 +245,14 @@ class Master:
         # clock.
         is_late = not -CLOCK_TOLERANCE_MS <= since_ms < HEARTBEAT_ALONE_MS
         if not self.tenure.clock_agrees:
-            self._reached_ms = 0  # by a clock that was wrong, or is now
+            self._puller.reached_ms = 0  # by a clock that was wrong, or is now
         if not self.tenure.clock_agrees or is_late:
             self._heartbeat()
         return now_ms - self.tenure.committed_ms >= HEARTBEAT_MS
+
+    def _pull(self, scope: Scope, now_ms: int) -> Pulled:
+        bytes_max = min(self._limits.bytes, self._letters.bound(now_ms))
+        return self._puller.take(scope.pull, now_ms, self._limits.messages, bytes_max)
 
     def _stage(self, pulled: Pulled, now_ms: int) -> tuple[Pulled, Staged]:
         """Return the changes that the records ask for, and what was pulled as far as they go."""
@@ -261,20 +262,16 @@ class Master:
         # If there is a rest, it comes in the next step, and until then the end of the log is not
         # reached.
         is_all = len(parsed.records) == len(pulled.records)
-        reached_ms = pulled.reached_ms if is_all else self._reached_ms
+        reached_ms = pulled.reached_ms if is_all else self._puller.reached_ms
         pulled = Pulled(records=parsed.records, parsed=parsed, reached_ms=reached_ms)
         staged = self._shard.stage(pulled.records, parsed, horizon_ms=self._horizon_ms(now_ms))
         return pulled, staged
 
     def _advance(self, pulled: Pulled, staged: Staged, report: StepReport) -> None:
         """Go on behind what a committed step has pulled."""
-        self._puller.release(len(pulled.records))
+        self._puller.release(pulled)
         if staged.unreadable:
             self._puller.skip_to(staged.pull_offset)
-        if pulled.records:
-            # Not before: the end of the log is not reached in a step that is made again without
-            # these records.
-            self._reached_ms = pulled.reached_ms
         if self._context.tracing is not None and pulled.parsed is not None:
             self._context.tracing.accepted(
                 self._shard.rules.shard, report.committed_ms, pulled.parsed, staged
@@ -298,7 +295,7 @@ class Master:
         met for the first time."""
         first, last = self._puller.unreadable(error)
         staged = self._shard.stage_unreadable([(first, last)])
-        staged.rejections.append(
+        staged.letters.rejections.append(
             (
                 unreadable_record(first),
                 Rejection(Reason.UNREADABLE, f"offsets {first} to {last}: {error}"),
@@ -320,14 +317,14 @@ class Master:
         if wrote_on or not self._shard.state.held:
             return False
         staged = self._shard.stage_nothing(self._horizon_ms(now_ms))
-        if not self._held.write_on(staged, now_ms):
+        if not self._held.write_on(staged.letters, now_ms):
             return False
         selection = nothing_selected(self._shard.state.cursor, complete=True)
         self.last = self._commit(
             Draft(staged=staged, selection=selection, now_ms=now_ms, until_ms=now_ms)
         )
         self.last.write(self._shard.rules.shard)
-        self._wrote_on = self._poison_search.forwarded = True
+        self._wrote_on = self._poison_search.wrote_letters = True
         self._caught_up = False
         return True
 
@@ -368,8 +365,8 @@ class Master:
 
     def _scope(self, now_ms: int, *, is_heartbeat: bool, has_open_lane: bool) -> Scope:
         """Return what this step may do."""
-        if now_ms < self._reached_ms:
-            self._reached_ms = 0  # the clock was set back to before that time
+        if now_ms < self._puller.reached_ms:
+            self._puller.reached_ms = 0  # the clock was set back to before that time
         self.due_ms = self._shard.next_due_ms()
         search = self._poison_search
         scope = scope_of(
@@ -377,39 +374,18 @@ class Master:
             Times(
                 now_ms=now_ms,
                 due_ms=self.due_ms,
-                reached_ms=self._reached_ms,
+                reached_ms=self._puller.reached_ms,
                 watermark_ms=self._shard.state.watermark_ms,
             ),
             room=self._held.room(now_ms),
             is_heartbeat=is_heartbeat,
             has_open_lane=has_open_lane,
-            has_forwarded=search.forwarded,
-            is_separate=search.separate,
-            has_buffered=self._puller.waiting > 0,
+            has_written_letters=search.wrote_letters,
         )
         self._is_timed = scope.is_paused
         if not scope.is_paused:
-            search.forwarded = False
+            search.wrote_letters = False
         return scope
-
-    def _pull(self, scope: Scope, now_ms: int) -> Pulled:
-        """Return the records within the scope."""
-        puller, records_max = self._puller, self._limits.messages
-        bytes_max = min(self._limits.bytes, self._letters.bound(now_ms))
-        reached_ms = self._reached_ms
-        records: list[Record] = []
-        try:
-            if scope.pull is Pull.TO_END:
-                records, reached = puller.batch_to(puller.end(), records_max, bytes_max)
-                if reached:
-                    reached_ms = now_ms
-            elif scope.pull is Pull.NEXT:
-                records = puller.batch(records_max, bytes_max)
-        except BatchUnreadable as error:
-            return Pulled(unreadable=error, reached_ms=self._reached_ms)
-        if not records:
-            self._reached_ms = reached_ms
-        return Pulled(records=records, reached_ms=reached_ms)
 
     def _check_pulled(self, staged: Staged, now_ms: int) -> None:
         ahead_ms = staged.watermark_ms - now_ms
@@ -445,14 +421,13 @@ class Master:
     def _select(
         self, scope: Scope, staged: Staged, until_ms: int, now_ms: int, *, has_open_lane: bool
     ) -> Selection:
-        limits, search = self._limits, self._poison_search
-        messages_max = max(
-            1, min(search.messages_max, limits.messages - len(staged.held) // HOLDS_PER_DECISION)
-        )
-        apart = search.separate or self._letters.rejected.failures > 0
+        limits, search, letters = self._limits, self._poison_search, staged.letters
+        holds = len(letters.held) // HOLDS_PER_DECISION
+        messages_max = max(1, min(search.messages_max, limits.messages - holds))
         # Forwarded records go without messages: until their transaction ends, no consumer can read
-        # on in the partitions that they are written to.
-        if not limits.push or staged.forwards or (apart and staged.rejections):
+        # on in the partitions that they are written to. Rejected ones do too: a transaction that
+        # they fail has nothing else.
+        if not limits.push or not letters.are_none:
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         throttle = self._writer.throttle
         bytes_max = limits.bytes if throttle is None else min(limits.bytes, throttle.bytes_max)
@@ -512,8 +487,8 @@ class Master:
         search, letters = self._poison_search, self._letters
         staged, selection, now_ms = draft.staged, draft.selection, draft.now_ms
         plan = self._pusher.plan(draft, self._inputs(now_ms), self._look_ahead)
-        if staged.forwards:
-            search.forwarded = True
+        if plan.rejects_to:
+            search.wrote_letters = True
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
         progress = self._progress(staged, selection, plan.decisions, plan.details)
@@ -530,18 +505,12 @@ class Master:
                 shard=self._shard.rules.shard,
             )
             raise
-        if staged.rejections:
-            letters.rejected.took()
-        for home in {partition for _, partition in staged.forwards}:
-            letters.of(home).took()
-        if plan.dead_letters:
-            letters.dead_letter.took()
-        letters.dead_letter.judge(now_ms, failed=False)
+        letters.took(plan.letters_to, now_ms)
         if selection.items:
             search.refusals.committed(
                 selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms)
             )
-            search.alone, search.poison, search.separate = None, None, False
+            search.alone = search.poison = None
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)

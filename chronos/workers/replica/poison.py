@@ -7,14 +7,17 @@ it refuses every message (`workers.push.targets`). Records for the rejected or t
 topic, and forwarded ones, that may have failed a transaction are found without halving
 (`workers.push.letter_topics`)."""
 
+from functools import partial
+
 import msgspec
 import structlog
 from msgspec import Struct
 
+from chronos.core.keys import REJECTED
 from chronos.core.shard.draft import Draft
 from chronos.core.size import batch_bytes
 from chronos.errors import ProducerLost, TransactionAborted
-from chronos.workers.push.letter_topics import LetterTopics
+from chronos.workers.push.letter_topics import DEAD_LETTERS, LetterTopics
 from chronos.workers.push.planned import PlannedTransaction
 from chronos.workers.push.push import Pusher
 from chronos.workers.push.targets import Attempt, AttemptStage, Refusals, attempt_of
@@ -47,11 +50,9 @@ class PoisonSearch(Struct, kw_only=True):
     poison: Attempt | None = None
     """The attempt that made its message the poison record: the next plan retries or dead-letters
     it, unless it was moved."""
-    separate: bool = False
-    """A message and rejected records failed together: from now on they take turns."""
-    forwarded: bool = False
-    """The last step forwarded records, and delivered nothing: messages that are due come first
-    now."""
+    wrote_letters: bool = False
+    """The last step rejected or forwarded records, and delivered nothing: messages that are due
+    come first now."""
     refusals: Refusals = msgspec.field(default_factory=Refusals)
     """The targets of the poison records found."""
 
@@ -65,7 +66,7 @@ class PoisonSearch(Struct, kw_only=True):
         refuses every message."""
         error, selection, now_ms = failure.error, failure.draft.selection, failure.draft.now_ms
         attempted, size = self.refusals.attempted(selection, now_ms), len(selection.items)
-        letters.dead_letter.judge(now_ms, failed=True)
+        letters.dead_letter.suspected_why = None  # without dead letters it failed too
         pusher.forwards.forget()
         if error.poison_likely:
             pusher.targets.forget_all()
@@ -96,40 +97,32 @@ class PoisonSearch(Struct, kw_only=True):
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
     def _may_be_letters(self, failure: StepFailure, letters: LetterTopics, pusher: Pusher) -> bool:
-        """Return whether records for the rejected or the dead-letter topic, or forwarded ones, may
-        have failed the transaction.
+        """Return whether letters may have failed the transaction.
 
         The next one does without them, or has nothing else: so they are found without halving, and
         hold up no message."""
-        plan, why = failure.plan, str(failure.error)
-        staged, now_ms = failure.draft.staged, failure.draft.now_ms
-        letter_topic = (
-            pusher.letters.rejected_topic if staged.rejections else pusher.letters.dead_letter_topic
+        plan = failure.plan
+        letters.failed(
+            plan.letters_to,
+            failure.draft.now_ms,
+            str(failure.error),
+            partial(_refused_bytes, failure, pusher),
+            are_alone=bool(plan.rejects_to) or plan.dead_letters == len(plan.messages),
         )
-        refused_bytes = _bytes_for(letter_topic, plan) if failure.error.too_large else 0
-        for home in {partition for _, partition in staged.forwards}:
-            home_bytes = (
-                _bytes_for(pusher.forwards.topic, plan, home) if failure.error.too_large else 0
-            )
-            letters.of(home).fail(now_ms, why, home_bytes)
-        if staged.rejections:
-            if failure.draft.selection.items:
-                self.separate = True
-            else:
-                letters.rejected.fail(now_ms, why, refused_bytes)
-        elif plan.dead_letters and plan.dead_letters == len(plan.messages):
-            letters.dead_letter.fail(now_ms, why, refused_bytes)
-        elif plan.dead_letters:
-            letters.dead_letter.suspect(now_ms, why, refused_bytes)
-        else:
-            return bool(staged.forwards)
-        return True
+        return bool(plan.letters_to)
 
 
-def _bytes_for(topic: str, plan: PlannedTransaction, partition: int | None = None) -> int:
-    """Return the size of the transaction's records for a topic, or for one partition of it."""
+def _refused_bytes(failure: StepFailure, pusher: Pusher, destination: int) -> int:
+    """Return the size of the transaction's letters for a destination; 0 if it was not refused for a
+    size."""
+    if not failure.error.too_large:
+        return 0
+    topic, partition = {
+        REJECTED: (pusher.letters.rejected_topic, None),
+        DEAD_LETTERS: (pusher.letters.dead_letter_topic, None),
+    }.get(destination, (pusher.forwards.topic, destination))
     return sum(
         batch_bytes(key, value, headers)
-        for name, key, value, headers, to in plan.messages
+        for name, key, value, headers, to in failure.plan.messages
         if name == topic and partition in (None, to)
     )

@@ -1,8 +1,8 @@
 """The pull worker: reads the delay partition for a master's steps, and keeps the records until they
 are applied. It does not parse them, and decides about none.
 
-Keeps its part of law 6: `batch_to` says whether everything up to an end of the partition, which was
-asked for before, is among the records."""
+Keeps its part of law 6: `take` says up to which time every record is pulled that could be read
+then. It asks for the end of the partition first, and reads up to there afterwards."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -13,6 +13,7 @@ from chronos.core.message import Record
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable
 from chronos.ports import Log, Reader, ReaderMode
+from chronos.workers.replica.scope import Pull, Pulled
 
 log = structlog.get_logger("chronos.pull")
 
@@ -58,6 +59,8 @@ class Puller:
         self._held_up_at: int | None = None
         """Position at which the reader last did not reach the end of the partition; None: it always
         did."""
+        self.reached_ms = 0
+        """`Pulled.reached_ms` of the last step whose records are applied; 0: it is not known."""
 
     @property
     def waiting(self) -> int:
@@ -73,6 +76,24 @@ class Puller:
     def delayed(self) -> str | None:
         """See `ports.Reader.delayed`."""
         return self._reader.delayed
+
+    def take(self, pull: Pull, now_ms: int, records_max: int, bytes_max: int) -> Pulled:
+        """Return the records of a step at this time (epoch ms), within both limits, but at least
+        one if there is one; the same ones again until `release`."""
+        reached_ms = self.reached_ms
+        records: list[Record] = []
+        try:
+            if pull is Pull.TO_END:
+                records, reached = self.batch_to(self.end(), records_max, bytes_max)
+                if reached:
+                    reached_ms = now_ms
+            elif pull is Pull.NEXT:
+                records = self.batch(records_max, bytes_max)
+        except BatchUnreadable as error:
+            return Pulled(unreadable=error, reached_ms=self.reached_ms)
+        if not records:
+            self.reached_ms = reached_ms
+        return Pulled(records=records, reached_ms=reached_ms)
 
     def batch(self, records_max: int, bytes_max: int) -> list[Record]:
         """Return the next records, at least one if there is one; the same ones again until
@@ -154,9 +175,13 @@ class Puller:
             self._reader = self._log.reader(self._topic, self._partition, position, mode=self._mode)
         self._held_up_at = position
 
-    def release(self, count: int) -> None:
-        """Forget the first `count` records, which are applied."""
-        del self._waiting[:count]
+    def release(self, pulled: Pulled) -> None:
+        """Forget the records of a step, which are applied."""
+        del self._waiting[: len(pulled.records)]
+        if pulled.records:
+            # Not before: the end of the log is not reached in a step that is made again without
+            # these records.
+            self.reached_ms = pulled.reached_ms
 
     @property
     def waker(self) -> Callable[[], None] | None:

@@ -98,15 +98,12 @@ def scope_of(
     room: Room,
     is_heartbeat: bool,
     has_open_lane: bool,
-    has_forwarded: bool,
-    is_separate: bool,
-    has_buffered: bool,
+    has_written_letters: bool,
 ) -> Scope:
     """Return the scope of the next step.
 
-    `has_open_lane`: a lane with messages is open. `has_forwarded`: the last step forwarded
-    records. `is_separate`: messages and rejected records take turns. `has_buffered`: records were
-    read, and are not applied yet."""
+    `has_open_lane`: a lane with messages is open. `has_written_letters`: the last step rejected or
+    forwarded records."""
     if not limits.pull:
         return Scope(pull=Pull.NOTHING, is_blind=True, is_paused=True)
     if room is not Room.FREE:
@@ -114,15 +111,12 @@ def scope_of(
         # pending for long.
         return Scope(pull=Pull.NOTHING, is_blind=room is Room.STUCK, is_paused=True)
     delivers = limits.push and times.is_due
-    if has_forwarded and not is_heartbeat and (has_open_lane or (delivers and times.is_proven)):
-        # Records are forwarded without messages, because a consumer cannot read on in their
-        # partitions until the transaction ends; so messages come first now.
+    is_turn = has_open_lane or (delivers and times.is_proven)
+    if has_written_letters and is_turn and not is_heartbeat:
+        # Records are rejected and forwarded without messages; so messages come first now.
         return Scope(pull=Pull.NOTHING, is_delivery_turn=True)
     # Messages that leave a lane are kept directly behind the cursor, for their retention: so the
     # cursor must follow the current time, for which the end must be known.
-    leaves_now = has_open_lane and not is_separate
-    if is_heartbeat or leaves_now or (delivers and times.is_open):
+    if is_heartbeat or has_open_lane or (delivers and times.is_open):
         return Scope(pull=Pull.TO_END)
-    if is_separate and not has_buffered and (delivers or has_open_lane):
-        return Scope(pull=Pull.NOTHING)
     return Scope(pull=Pull.NEXT)
