@@ -39,9 +39,10 @@ from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
+from chronos.workers.replica.phases import ReplicaTurn
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.replica import CATCHING_UP, Replica
-from chronos.workers.replica.state import ReplicaState
+from chronos.workers.replica.replica import Replica
+from chronos.workers.replica.state import CATCHING_UP, ReplicaState
 from chronos.workers.watch.stall import STEP_MS_MAX
 
 log = structlog.get_logger("chronos.shard")
@@ -282,14 +283,14 @@ class ShardDriver:
                 try:
                     started, now_ms = time.perf_counter(), self._clock.now_ms()
                     self.step_began_ms = now_ms
-                    wake_ms = replica.step(now_ms)
+                    turn = replica.step(now_ms)
                 finally:
                     if is_starting:
                         self._turns.end()
-                self._record(time.perf_counter() - started)
+                self._record(turn, time.perf_counter() - started)
                 if replica.role == ReplicaState.NONE:
                     return
-                self._wait(wake_ms)
+                self._wait(turn)
         except ChronosError as error:
             self._fail(str(error), error)
         except Exception as error:
@@ -319,40 +320,42 @@ class ShardDriver:
         self.replica.fail(why)
         self._failed(error)
 
-    def _wait(self, wake_ms: int) -> None:
+    def _wait(self, turn: ReplicaTurn) -> None:
         """Wait for the time of the next step, for records, or for `step_soon`."""
         until_s = time.monotonic() + STEP_EVERY_S
         while not self._soon.is_set():
-            wake_s = (wake_ms - self._clock.now_ms()) / 1_000
+            wake_s = (turn.wake_ms - self._clock.now_ms()) / 1_000
             timeout_s = min(wake_s, until_s - time.monotonic())
             if timeout_s <= 0:
                 return
             short_s = min(timeout_s, WAIT_MAX_S)
-            arrived = self.replica.wait(short_s if self.replica.waker is None else timeout_s)
-            if arrived is None and self.replica.role == ReplicaState.MASTER:
+            if not turn.is_timed:
+                if self.replica.wait(short_s if self.replica.waker is None else timeout_s):
+                    return
+            elif self.replica.role == ReplicaState.MASTER:
                 self._soon.wait(short_s)  # until a message is due
-            elif arrived is None:
+                return
+            else:
                 self._turns.rest(self._soon, short_s)
-            if arrived is not False:
                 return
 
-    def _record(self, took_s: float) -> None:
+    def _record(self, turn: ReplicaTurn, took_s: float) -> None:
         """Publish the step's duration, lateness, refusals and position to the other threads."""
         shown = self.replica.role, self.replica.paused
         if shown != self._shown:
             self._shown = shown
             self._changed()
-        stepped = self.replica.last
-        if stepped is not None:
+        report = turn.report
+        if report is not None:
             self.steps.observe(took_s)
-            if stepped.due_ms:
-                self.lateness.observe_late(stepped.due_ms, stepped.committed_ms)
-            self.outcomes.count(self.number, stepped)
-        for offset, reason in self.replica.refused:
+            if report.due_ms:
+                self.lateness.observe_late(report.due_ms, report.committed_ms)
+            self.outcomes.count(self.number, report)
+        for offset, reason in turn.refused:
             self._refusals[offset] = reason
         while len(self._refusals) > REFUSALS_REMEMBERED:
             self._refusals_from = self._refusals.popitem(last=False)[0] + 1
-        self._upserts.update(self.replica.upserts)
+        self._upserts.update(turn.upserts)
         while len(self._upserts) > REFUSALS_REMEMBERED:
             self._upserts.popitem(last=False)
         # The refusals come first: a thread that sees the position must find the refusals before it.

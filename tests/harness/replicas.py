@@ -15,6 +15,7 @@ from chronos.node.topics import own_topics
 from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.master import HEARTBEAT_MS
+from chronos.workers.replica.phases import ReplicaTurn
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import ReplicaState
@@ -77,9 +78,13 @@ class Node:
         )
         self.replica: Replica = self.driver.replica
 
+    def turn(self) -> ReplicaTurn:
+        """One step."""
+        return self.replica.step(self.clock.now)
+
     def step(self) -> int:
         """One step; how many ms later the replica wants the next one."""
-        return self.replica.step(self.clock.now) - self.clock.now
+        return self.turn().wake_ms - self.clock.now
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -185,7 +185,7 @@ def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
         [TopicSpec(name=name, partitions=1, settings={}) for name in names], create=True
     )
     case.commit()
-    replica, due_ms = case.other.replica, case.clock.now + 1_000
+    due_ms = case.clock.now + 1_000
     batch = [
         (
             "chronos.delay",
@@ -206,8 +206,8 @@ def test_a_transaction_has_a_bounded_number_of_targets(tmp_path: Path) -> None:
     while len(delivered) < len(batch):
         steps += 1
         assert steps < 100
-        case.other.step()
-        delivered += [] if replica.last is None else replica.last.due_ms
+        report = case.other.turn().report
+        delivered += [] if report is None else report.due_ms
     records = case.log.reader(case.progress, 0, 0).read(1_000, 10**9)
     selected = [unpack_progress(record.value, 1).selected for record in records]
     assert sum(selected) == len(batch)

@@ -59,10 +59,9 @@ class Limited(SharedShard):
         """Step for some time, as the driver would; return the number of messages delivered."""
         until_ms, delivered = self.clock.now + for_ms, 0
         for _ in range(steps_max):
-            wake_ms = self.other.replica.step(self.clock.now)
-            delivered += (
-                0 if self.other.replica.last is None else len(self.other.replica.last.due_ms)
-            )
+            turn = self.other.turn()
+            wake_ms, report = turn.wake_ms, turn.report
+            delivered += 0 if report is None else len(report.due_ms)
             # New records end a wait at once.
             wake_ms = (
                 self.clock.now + 1

@@ -155,7 +155,9 @@ FAULTS: Faults = {
         )
     ],
     "a new master replays nothing": [
-        Change("if self._catch_up(follower, now_ms):", "if False:", "_resolve"),
+        Change(
+            "if (caught_up := self._catch_up(now_ms)) is not None:", "if False:", "ResolvePhase"
+        ),
         Change(
             "if watermarks.stable < watermarks.high or not follower.has_reached(watermarks.high):",
             "if False:",
@@ -195,7 +197,7 @@ FAULTS: Faults = {
     ],
     "the role epoch is not compared": [
         Change("if state.role_epoch >= assignment.epoch + is_own:", "if False:"),
-        Change("if assignment.continues(self._leadership):", "if True:"),
+        Change("if assignment.continues(leadership):", "if True:"),
     ],
     "a master obeys roles whose epoch is below that of the log": [
         Change("and self.epoch < other.epoch:", "and False:", "continues")
@@ -204,7 +206,7 @@ FAULTS: Faults = {
         Change("if state.role_epoch >= assignment.epoch + is_own:", "if not is_own:")
     ],
     "a replica that was frozen before it fenced leads under an old role": [
-        Change("if not self._may_lead(leadership, now_ms):", "if False:")
+        Change("if not self._may_lead(self._fence.assignment, now_ms):", "if False:")
     ],
     "a new master replays only to the last stable offset": [
         Change(
@@ -238,7 +240,7 @@ FAULTS: Faults = {
     ],
     "an id state read early is used after it changed": [Change("if changed:", "if False:")],
     "two masters in one epoch": [
-        Change("log_epoch=self.state.log_epoch + 1", "log_epoch=max(1, self.state.log_epoch)")
+        Change("log_epoch=self._state.log_epoch + 1", "log_epoch=max(1, self._state.log_epoch)")
     ],
     "a lost producer is taken for an abort": [
         Change(

@@ -30,6 +30,7 @@ from chronos.workers.push.targets import Retries
 from chronos.workers.replica.horizon import unpulled_ms
 from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
+from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import ReplicaState
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
@@ -40,7 +41,7 @@ from tests.sim.oracle_values import SKEW_MS, TOLERANCE_MS, Message, Step, Terms,
 from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, MAX_PAST_MS, Producers
 from tests.sim.simulation import quiet
 from tests.sim.store import Disk, SimStore
-from tests.sim.thread import DeletingReplica, sim_pusher
+from tests.sim.thread import DeletingShard, sim_pusher
 from tests.sim.world import CRASH, LIVENESS, START_MS, Crashed, Finding, World
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -168,36 +169,37 @@ class OracleReplica:
             next_cron=node.zone_data.next_cron,
             zone_data=node.zone_data,
         )
-        self.replica = DeletingReplica(
-            ReplicaContext(
-                log=self.log,
-                store=node.stores[shard],
-                clock=node.clock,
-                rules=rules,
-                settings=ReplicaSettings(
-                    limits=settings.limits,
-                    delay_topic=DELAY,
-                    progress_topic=PROGRESS,
-                    cluster=CLUSTER,
-                    node=node.name,
-                    instance=node.name,
-                    delivered_ms=settings.delivered_ms,
-                    deduplication_ms=settings.deduplication_ms,
-                ),
-                pusher=lambda: sim_pusher(
-                    self.log,
-                    rules,
-                    Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
-                    ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
-                ),
-                guard=lambda: None,
-                assigned=lambda: node.seen[shard],
-                elsewhere=self._read_elsewhere,
-            )
+        context = ReplicaContext(
+            log=self.log,
+            store=node.stores[shard],
+            clock=node.clock,
+            rules=rules,
+            settings=ReplicaSettings(
+                limits=settings.limits,
+                delay_topic=DELAY,
+                progress_topic=PROGRESS,
+                cluster=CLUSTER,
+                node=node.name,
+                instance=node.name,
+                delivered_ms=settings.delivered_ms,
+                deduplication_ms=settings.deduplication_ms,
+            ),
+            pusher=lambda: sim_pusher(
+                self.log,
+                rules,
+                Retries(attempts_max=ATTEMPTS_MAX, base_ms=200, cap_ms=2_000),
+                ShardRates(shard, oracle.rates, began_ms=node.clock.now_ms()),
+            ),
+            guard=lambda: None,
+            assigned=lambda: node.seen[shard],
+            elsewhere=self._read_elsewhere,
         )
-
-        self.replica.deletes = lambda: (
-            None if node.deletes is None else oracle.dice.random() < node.deletes
+        self.replica = Replica(
+            context,
+            DeletingShard(
+                context,
+                lambda: None if node.deletes is None else oracle.dice.random() < node.deletes,
+            ),
         )
 
     def _read_elsewhere(self, shard: int) -> int:
@@ -210,7 +212,7 @@ class OracleReplica:
         self.busy, self.began_ms = True, self.clock.now_ms()
         commits = self.replica.commits
         try:
-            self.wake_ms = self.replica.step(self.began_ms)
+            self.wake_ms = self.replica.step(self.began_ms).wake_ms
             if self.replica.commits > commits:
                 self.decided_ms = self.began_ms
         except Crashed:

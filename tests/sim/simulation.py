@@ -405,7 +405,7 @@ class Simulation(ClusterPart):
             follower = Follower(
                 log, store, shard_state, cluster=CLUSTER, delay_topic=DELAY, progress_topic=PROGRESS
             )
-            while follower.step():
+            while follower.step().records:
                 pass
             steps = self.checker.steps[shard]
             if store.state is None or store.state.applied <= steps[-1].offset:

@@ -18,6 +18,7 @@ from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.replica.stored import StoredShard
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog
@@ -40,20 +41,22 @@ PATIENCE_MS = 500
 """As of a real client, see `PATIENT_CONSUMER`."""
 
 
-class DeletingReplica(Replica):
-    """A replica whose delete worker runs when its node says so: what is decided must not depend on
+class DeletingShard(StoredShard):
+    """A shard whose delete worker runs when its node says so: what is decided must not depend on
     it."""
 
-    deletes: Callable[[], bool | None]
-    """True: now; False: not now; None: at its own times."""
+    def __init__(self, context: ReplicaContext, deletes: Callable[[], bool | None]) -> None:
+        """`deletes`: returns True for now, False for not now, None for its own times."""
+        super().__init__(context)
+        self._deletes = deletes
 
-    def _delete(self, now_ms: int) -> int:
-        deletes = self.deletes()
+    def delete(self, now_ms: int) -> int:
+        deletes = self._deletes()
         if deletes is False:
             return now_ms + DELETE_EVERY_MS
         if deletes:
             self._delete_ms = 0
-        return super()._delete(now_ms)
+        return super().delete(now_ms)
 
 
 def sim_pusher(log: SimLog, rules: Rules, retries: Retries, rates: ShardRates) -> Pusher:
@@ -120,39 +123,37 @@ class ReplicaThread:
             delay_topic=DELAY,
             next_cron=next_cron,
         )
-        self.replica = DeletingReplica(
-            ReplicaContext(
-                log=self.log,
-                store=node.store(shard),
-                clock=node.clock,
-                rules=rules,
-                settings=ReplicaSettings(
-                    limits=settings.limits,
-                    delay_topic=DELAY,
-                    progress_topic=PROGRESS,
-                    cluster=CLUSTER,
-                    node=node.node_id,
-                    instance=node.instance,
-                    delivered_ms=settings.delivered_ms,
-                    deduplication_ms=settings.deduplication_ms,
+        context = ReplicaContext(
+            log=self.log,
+            store=node.store(shard),
+            clock=node.clock,
+            rules=rules,
+            settings=ReplicaSettings(
+                limits=settings.limits,
+                delay_topic=DELAY,
+                progress_topic=PROGRESS,
+                cluster=CLUSTER,
+                node=node.node_id,
+                instance=node.instance,
+                delivered_ms=settings.delivered_ms,
+                deduplication_ms=settings.deduplication_ms,
+            ),
+            pusher=lambda: sim_pusher(
+                self.log,
+                rules,
+                Retries(
+                    attempts_max=settings.attempts_max,
+                    base_ms=settings.retry_base_ms,
+                    cap_ms=RETRY_CAP_MS,
                 ),
-                pusher=lambda: sim_pusher(
-                    self.log,
-                    rules,
-                    Retries(
-                        attempts_max=settings.attempts_max,
-                        base_ms=settings.retry_base_ms,
-                        cap_ms=RETRY_CAP_MS,
-                    ),
-                    ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
-                ),
-                guard=lambda: "the disk is below its reserve" if node.disk.low else None,
-                assigned=self._assigned,
-                restore=lambda cost: process.restore(shard, cost),
-                elsewhere=process.read_elsewhere,
-            )
+                ShardRates(shard, process.rates, began_ms=node.clock.now_ms()),
+            ),
+            guard=lambda: "the disk is below its reserve" if node.disk.low else None,
+            assigned=self._assigned,
+            restore=lambda cost: process.restore(shard, cost),
+            elsewhere=process.read_elsewhere,
         )
-        self.replica.deletes = node.deletes
+        self.replica = Replica(context, DeletingShard(context, node.deletes))
 
     def judge_stall(self) -> None:
         """Judge as `chronos/node/watch.py` does; law 8: an alarm is true."""
@@ -270,7 +271,7 @@ class ReplicaThread:
         before, aborts = self.replica.role, self.replica.aborts
         self._is_behind = False
         try:
-            wake_ms = self.replica.step(clock.now_ms())
+            wake_ms = self.replica.step(clock.now_ms()).wake_ms
         except Crashed:
             return
         except StoreCorrupt as error:

@@ -123,7 +123,9 @@ class Service:
         until_ms = self.clock.now + for_ms
         while True:
             for _ in range(30):
-                wakes = [self.shards[number].replica.step(self.clock.now) for number in only]
+                wakes = [
+                    self.shards[number].replica.step(self.clock.now).wake_ms for number in only
+                ]
                 if min(wakes) > self.clock.now:
                     break
             assert not self.failures

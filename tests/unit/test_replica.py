@@ -15,25 +15,32 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.core.keys import STATE_KEY
+from chronos.core.keys import CURSOR_HISTORY, STATE_KEY
 from chronos.core.shard.codec import RULES, pack_state
 from chronos.core.shard.progress import VERSION
 from chronos.errors import Deposed, LogMismatch, LogUnavailable, NoSpace
 from chronos.node import shards
 from chronos.node.shards import report
 from chronos.node.watch import CLOCK_STEP_MS, LOG_EVERY_MS, OVER_MS, ShardWatch
-from chronos.ports import READING_BOUNDED, Watermarks
+from chronos.ports import READING_BOUNDED, Appended, Verify, Watermarks, Writer
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS, STANDALONE, Assignment
 from chronos.workers.replica.master import HEARTBEAT_MS
+from chronos.workers.replica.phases import (
+    NEAR_OFFSETS,
+    POLL_MS,
+    PREDECESSOR_POLL_MS,
+    BeginPhase,
+)
 from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.replica import NEAR_OFFSETS, POLL_MS, PREDECESSOR_POLL_MS
+from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import TRANSITIONS, ReplicaState
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
 from tests.harness.rows import rows_of
 from tests.harness.waiting import wait_until
+from tests.harness.writers import AroundWriter
 
 
 @pytest.fixture
@@ -321,8 +328,8 @@ def test_a_new_master_that_must_wait_fences_no_writer(
     case.commit()
     follower(case)
     case.node.assignment = Assignment(kind="master", epoch=5, **changes)  # type: ignore[arg-type]
-    assert case.node.step() == wait_ms
-    assert not case.node.replica.wait(9.0)
+    turn = case.node.turn()
+    assert (turn.wake_ms - case.clock.now, turn.is_timed) == (wait_ms, True)
     assert case.node.replica.role == S.FOLLOWER
     case.commit()  # The other master is not fenced.
     assert case.other.replica.aborts == 0
@@ -608,12 +615,13 @@ def test_a_shard_has_a_thread_and_an_open_store_only_while_it_is_held(case: Shar
 
 
 def test_a_wait_tells_whether_records_may_have_arrived(case: SharedShard) -> None:
-    """None while records end no wait, so that the caller sleeps."""
+    """A turn says whether records end the wait at all, or the caller sleeps."""
     case.node.assignment = LEAVE
     case.node.until(S.NONE)
-    assert case.node.replica.wait(9.0) is None
+    assert case.node.turn().is_timed
     case.node.assignment = FOLLOW
     case.node.until(S.FOLLOWER)
+    assert not case.node.turn().is_timed
     assert case.node.replica.wait(0.0) is False
     case.commit()
     assert case.node.replica.wait(9.0) is True
@@ -782,7 +790,7 @@ def test_a_master_that_waits_with_its_first_record_does_not_begin_before_the_log
     again."""
     case.schedule(5)
     case.other.until(S.TAKING_OVER)
-    while case.other.replica._master is None:
+    while not isinstance(case.other.replica._phase, BeginPhase):
         case.other.step()
     case.other.guard = "1 MiB free"
     case.other.step()
@@ -889,3 +897,142 @@ def test_a_progress_record_of_newer_rules_ends_a_replica_which_applies_nothing_o
     ):
         case.node.steps(STEPS_MAX)
     assert rows_of(case.node.store) == before
+
+
+# -------------------------------------------------------------------------------- What a phase owns
+
+
+class WatchedLog(EmbeddedLog):
+    """Knows which readers and writers are open, and calls `during` in the calls of a writer."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        super().__init__(path, **settings)
+        self.opened: list[object] = []
+        self.during: Callable[[str], None] = lambda call: None
+
+    def _watched(self, part: Any) -> Any:
+        close = part.close
+
+        def close_once() -> None:
+            self.opened.remove(part)
+            close()
+
+        part.close = close_once
+        self.opened.append(part)
+        return part
+
+    def reader(self, topic: str, partition: int, offset: int, **mode: Any) -> Any:
+        return self._watched(super().reader(topic, partition, offset, **mode))
+
+    def writer(self, shard: int) -> Any:
+        return self._watched(WatchedWriter(super().writer(shard), self))
+
+
+class WatchedWriter(AroundWriter):
+    def __init__(self, writer: Writer, log: WatchedLog) -> None:
+        super().__init__(writer)
+        self._log = log
+
+    def begin_at(self, end: int) -> None:
+        self._log.during("begin_at")
+        super().begin_at(end)
+
+    def commit(self, verify: Verify, meanwhile: Callable[[], None] | None = None) -> Appended:
+        self._log.during("commit")
+        return super().commit(verify, meanwhile)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[SharedShard]:
+    made = SharedShard(tmp_path, log_type=WatchedLog)
+    made.commit()
+    made.schedule(3)
+    made.lead()
+    follower(made)
+    made.node.steps(STEPS_MAX)
+    yield made
+    made.log.close()
+
+
+def during(case: SharedShard, look: Callable[[str], None]) -> None:
+    assert isinstance(case.log, WatchedLog)
+    case.log.during = look
+
+
+def opened(case: SharedShard) -> list[object]:
+    assert isinstance(case.log, WatchedLog)
+    return list(case.log.opened)
+
+
+def test_everything_that_a_phase_hands_over_is_closed_if_it_breaks_off(
+    watched: SharedShard,
+) -> None:
+    """The writer is open, and the reader of the follower is that of the puller, when the writer
+    fails to find the end of the log."""
+    follows = opened(watched)  # two readers of the node, a reader and the writer of the other one
+
+    def fails(call: str) -> None:
+        assert len(opened(watched)) == len(follows) + 1
+        raise LogUnavailable(f"{call}: no broker")
+
+    assert len(follows) == 4
+    during(watched, fails)
+    watched.node.assignment = lead(9)
+    watched.node.until(S.TAKING_OVER)
+    watched.node.step()
+    assert watched.node.replica.paused == "begin_at: no broker"
+    assert len(opened(watched)) == 2
+    during(watched, lambda call: None)
+    watched.node.until(S.MASTER)
+    assert len(opened(watched)) == 4
+    watched.node.replica.close()
+    assert len(opened(watched)) == 2
+
+
+def test_a_master_that_hangs_in_a_commit_is_seen_as_it_is(watched: SharedShard) -> None:
+    """What other threads read during a step is that of its phase: a stall is judged by it."""
+    replica = watched.node.replica
+    found: list[tuple[str, int, int | None, int | None]] = []
+    watched.node.assignment = lead(9)
+    watched.node.until(S.MASTER)
+    during(
+        watched,
+        lambda call: found.append((call, replica.pulled, replica.due_ms, replica.replayed)),
+    )
+    watched.schedule(2)
+    watched.node.turn()
+    ((call, pulled, due_ms, replayed),) = found
+    assert (call, pulled, replayed) == ("commit", 3, None)
+    assert due_ms is not None
+    assert due_ms > watched.clock.now
+    assert replica.pulled == 5
+
+
+def test_a_committed_step_is_reported_although_the_deletion_after_it_fails(
+    case: SharedShard,
+) -> None:
+    """The replica starts again, and requests that wait for the outcome get it."""
+
+    class FullStore(MemoryStore):
+        full = False
+
+        def scan(
+            self, start: bytes, stop: bytes, count_max: int, bytes_max: int
+        ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+            if self.full and start == CURSOR_HISTORY:
+                raise NoSpace("no space left")
+            return super().scan(start, stop, count_max, bytes_max)
+
+    store = FullStore()
+    node = Node(case, "c", STANDALONE, store=store)
+    node.until(S.MASTER)
+    case.clock.now += DELETE_EVERY_MS
+    case.schedule(1)
+    store.full = True
+    report = node.turn().report
+    assert report is not None
+    assert (node.replica.role, node.replica.paused) == (S.STEPPED_DOWN, "no space left")
+    assert node.replica.commits == 1
+    store.full = False
+    node.until(S.MASTER)
+    assert node.replica.state.pending == 1

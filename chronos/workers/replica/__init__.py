@@ -3,5 +3,6 @@
 In: the two partitions of the shard, its store, and its role (`leadership`). Out: transactions of a
 master (`master`, with `scope`, `tenure`, `pull`, `held`, `horizon` and `poison`) and their reports
 (`report`), an up-to-date store on every replica (`follow`, `recovery`), its deletions (`retention`)
-and checkpoints (`checkpoint`). Enter `replica.Replica.step`, and for checkpoints, which have a
+and checkpoints (`checkpoint`). Enter `replica.Replica.step`, which does a turn of a phase
+(`phases`) with the parts of the replica (`parts`, `stored`), and for checkpoints, which have a
 thread of their own, `checkpoint.Checkpointer.step`; a replica's states are in `state`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from chronos.core.message import Record
@@ -84,6 +85,17 @@ class ForeignRecords:
         self._named_ms, self._records = first.timestamp_ms, 0
 
 
+class Replayed(Struct, kw_only=True):
+    """The result of one step of a follower."""
+
+    records: int
+    """Progress records read, those of other programs included."""
+    refused: list[tuple[int, int]] = []
+    """`(offset, Reason)` of the refused delay records in the progress records."""
+    upserts: dict[int, str] = {}
+    """As `Staged.upserts`, of the same progress records."""
+
+
 class Follower:
     """Replays one shard into its store."""
 
@@ -121,11 +133,6 @@ class Follower:
         """The last progress record applied by this follower."""
         self.written_ms = 0
         """Its timestamp."""
-        self.refused: list[tuple[int, int]] = []
-        """`(offset, Reason)` of the refused delay records in the progress records that the last
-        step applied."""
-        self.upserts: dict[int, str] = {}
-        """As `Staged.upserts`, of the same progress records."""
 
     @property
     def position(self) -> int:
@@ -147,14 +154,22 @@ class Follower:
         """The reader of the delay partition; None before a progress record needs it."""
         return self._delay
 
-    def step(self) -> int:
-        """Apply the progress records that can be read now; return how many."""
+    @property
+    def read_ahead(self) -> tuple[Reader | None, list[Record]]:
+        """The reader of the delay partition, and the records that it read beyond the last progress
+        record."""
+        return self._delay, self._records
+
+    def step(self) -> Replayed:
+        """Apply the progress records that can be read now."""
         records = self._progress.read(PROGRESS_RECORDS, PROGRESS_BYTES)
-        self.refused, self.upserts = [], {}
+        applied = Replayed(records=len(records))
         self.applying = bool(records)
         own = [record for record in records if not is_foreign(record)]
         for record in own:
-            self._apply(record)
+            progress, staged = self._apply(record)
+            applied.refused += progress.refused
+            applied.upserts |= staged.upserts
         if len(own) < len(records):
             first = next(filter(is_foreign, records))
             self._foreign.stepped_over(first, len(records) - len(own))
@@ -165,7 +180,7 @@ class Follower:
             # and that may step over it.
             with suppress(BatchUnreadable):
                 self._records = self._delay.read(DELAY_RECORDS, DELAY_BYTES)
-        return len(records)
+        return applied
 
     def last_ahead(self, stable: int) -> Progress | None:
         """Return the last progress record before the last stable offset, without applying any; None
@@ -219,7 +234,7 @@ class Follower:
             self._is_patient = patient
             before.close()
 
-    def _apply(self, record: Record) -> None:
+    def _apply(self, record: Record) -> tuple[Progress, Staged]:
         try:
             progress = unpack_progress(record.value, self._shards)
         except LogMismatch as error:
@@ -253,9 +268,8 @@ class Follower:
         )
         self._store.write(changes.puts, changes.deletes)
         shard.install(changes)
-        self.refused += progress.refused
-        self.upserts |= staged.upserts
         self.last, self.written_ms = progress, record.timestamp_ms
+        return progress, staged
 
     def _delay_to(self, pull_offset: int) -> list[Record]:
         """Return the delay records from the applied pull offset to `pull_offset`, exclusive. Raises
@@ -329,12 +343,10 @@ class Follower:
                 f"up to {pull_offset}: the topic lost records, or was deleted and created again"
             )
 
-    def leave_delay_reader(self) -> tuple[Reader | None, list[Record]]:
-        """Give away the reader of the delay partition, if there is one, and the records that it
-        read beyond the last progress record."""
-        reader, records = self._delay, self._records
+    def leave_delay_reader(self) -> None:
+        """Give up the reader of the delay partition to the one that has taken over `read_ahead`,
+        and closes it."""
         self._delay, self._records = None, []
-        return reader, records
 
     def close(self) -> None:
         """Close the readers."""

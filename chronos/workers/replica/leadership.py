@@ -3,7 +3,7 @@
 
 Keeps its part of laws 3 and 5: a replica leads only under a role that is later than every role of
 another node in the progress log, and a standalone node only after another one was silent. Earlier
-masters are fenced by `replica`."""
+masters are fenced by `phases`."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -54,17 +54,30 @@ STANDALONE = Assignment(kind="master")
 """The assignment of every replica of a standalone node."""
 
 
-class Claim(Struct, frozen=True, kw_only=True):
-    """The claim of one node to the leadership of one shard."""
+class Claim:
+    """The claim of one node to the leadership of one shard. It depends on the last leadership of
+    this process."""
 
-    shard: int
-    node: str
-    instance: str
-    """Id of this node's data directory."""
-    led_epoch: int | None
-    """The log epoch of this process's last leadership; None before the first."""
-    ended: str | None = None
-    """Why that leadership ended, for people; None: no error ended it."""
+    def __init__(self, *, shard: int, node: str, instance: str) -> None:
+        """`instance`: id of this node's data directory."""
+        self.shard = shard
+        self.node = node
+        self.instance = instance
+        self._led_epoch: int | None = None
+        """The log epoch of this process's last leadership; None before the first."""
+        self._ended: str | None = None
+        """Why that leadership ended, for people; None: no error ended it."""
+
+    def began(self, log_epoch: int) -> str | None:
+        """Note that a leadership of this process began; return why the one before it ended, for
+        people, and None if no error ended it."""
+        ended, self._ended = self._ended, None
+        self._led_epoch = log_epoch
+        return ended
+
+    def ended(self, why: str) -> None:
+        """Note the error that ended a leadership of this process, for people."""
+        self._ended = why
 
     def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
         """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
@@ -81,8 +94,8 @@ class Claim(Struct, frozen=True, kw_only=True):
             return 0
         if is_own:
             return 0
-        if self.led_epoch is not None and state.log_epoch > self.led_epoch:
-            why = "" if self.ended is None else f" (here the leadership ended: {self.ended})"
+        if self._led_epoch is not None and state.log_epoch > self._led_epoch:
+            why = "" if self._ended is None else f" (here the leadership ended: {self._ended})"
             raise Deposed(
                 f"node {state.node} (instance {state.instance}) took over shard {self.shard} from "
                 f"this one{why}: two standalone nodes serve the same cluster. Stop one of them, or "

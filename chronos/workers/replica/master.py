@@ -5,7 +5,7 @@ A crash before the commit leaves nothing that a reader of committed records sees
 commit and apply is repaired by replaying the progress record. Keeps its part of laws 2 (never
 early), 3 (exactly once), 5 (one committing master), 6 (a cancel that was readable in time wins) and
 8 (one bad message never stops the others). The phases before and after a leadership are in
-`replica`."""
+`phases`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -684,8 +684,3 @@ class Master:
     def wait(self, timeout_s: float) -> bool:
         """Wait until a record arrives, or the time is over; return whether one may have arrived."""
         return self._puller.wait(timeout_s)
-
-    def close(self) -> None:
-        """End the leadership; the next master resolves a transaction that is open."""
-        self._puller.close()
-        self._writer.close()

@@ -46,6 +46,12 @@ class RecoveryCost(Struct, frozen=True, kw_only=True):
     pull_offset_min: int
     """Start of the delay partition: a checkpoint with a smaller `pull_offset` is of no use."""
 
+    @property
+    def replaces_store(self) -> bool:
+        """True if the contents of the store are of no use: it is empty, or behind the start of a
+        log."""
+        return self.store_empty or not self.logs_complete
+
     @classmethod
     def of(cls, state: State, progress: Watermarks, delay: Watermarks) -> "RecoveryCost":
         """Return the cost for a store with this state and logs with these watermarks."""
@@ -61,12 +67,12 @@ class RecoveryCost(Struct, frozen=True, kw_only=True):
 class Replay:
     """The progress records that a replica has applied since it opened its logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: int) -> None:
+        """`end`: of the progress log when it was opened; a store that has applied everything before
+        it was rebuilt."""
         self.records = 0
         """Number of records applied."""
-        self.end = 0
-        """The end of the progress log when it was opened: a store that has applied everything
-        before it was rebuilt."""
+        self.end = end
         self._logged_ms = 0
 
     @property

@@ -1,4 +1,4 @@
-"""The states of a replica, and which state may follow which.
+"""The states of a replica, which state may follow which, and the status that a replica shows.
 
     state          may become
     starting       none, restoring, recovering, stopped, failed
@@ -18,9 +18,9 @@ over, master` when it becomes the master, `master, stepped down, recovering, fol
 node becomes the master.
 
 A replica that meets a Retry while it has no `Master` keeps its state, closes what it has open and
-begins again from its store; `Replica.paused` holds the reason meanwhile. So no state but `master`
-promises that anything is open. Once it has one, the end of its leadership makes it `stepped down`,
-even if it was still `taking over`."""
+begins again from its store; `ReplicaStatus.paused` holds the reason meanwhile. So no state but
+`master` promises that anything is open. Once it has one, the end of its leadership makes it
+`stepped down`, even if it was still `taking over`."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -111,8 +111,28 @@ TRANSITIONS: Mapping[ReplicaState, frozenset[ReplicaState]] = {
 }
 """State -> states that may follow it; a replica checks every change against it."""
 
+CATCHING_UP = frozenset({ReplicaState.STARTING, ReplicaState.RECOVERING, ReplicaState.TAKING_OVER})
+"""States of a replica that may not have applied its log to the end."""
+
 IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.NONE})
 """States of a replica that has nothing left to do before its node is ready."""
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
 """States of a replica whose store must not be queried."""
+
+
+class ReplicaStatus:
+    """What a replica shows of itself: its state, and why it is paused. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self.role = ReplicaState.STARTING
+        self.paused: str | None = None
+        """Why the replica is paused, for people; None if it is not."""
+
+    def become(self, role: ReplicaState) -> None:
+        """Change the state to one that may follow it."""
+        if role != self.role:
+            assert role in TRANSITIONS[self.role], (
+                f"a replica that is {self.role} cannot become {role}"
+            )
+            self.role = role
