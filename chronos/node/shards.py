@@ -2,11 +2,10 @@
 cluster.
 
 The driver of a shard runs the steps of its replica in a thread, and waits between them. Other
-threads read the shard, and wait for it, through the driver."""
+threads read the shard through the driver, and wait for what it applies (`AppliedRecords`)."""
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -25,9 +24,10 @@ from chronos.core.shard.shard import Shard
 from chronos.core.size import STEP_MESSAGES, step_bytes
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ChronosError
+from chronos.node.applied import AppliedRecords
 from chronos.node.histogram import LATENESS_S, STEP_S, Histogram
 from chronos.node.outcomes import Outcomes
-from chronos.node.start_turns import STARTS_AT_ONCE, StartTurns
+from chronos.node.start_turns import ShardTurns, StartTurns
 from chronos.node.threads import join_until
 from chronos.node.topics import own_topics
 from chronos.ports import Clock, Log, Store, Tracing
@@ -43,7 +43,7 @@ from chronos.workers.replica.phases import ReplicaTurn
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import CATCHING_UP, ReplicaState
-from chronos.workers.watch.stall import STEP_MS_MAX
+from chronos.workers.watch.stall import STEP_MS_MAX, ShardStall
 
 log = structlog.get_logger("chronos.shard")
 
@@ -57,14 +57,6 @@ that the disk is full."""
 
 STARTS = CATCHING_UP | {ReplicaState.NONE, ReplicaState.STEPPED_DOWN}
 """States from which a replica starts, or goes on starting."""
-
-QUEUED = f"waits for its turn: {STARTS_AT_ONCE} shards of a node start at a time"
-
-QUEUED_S = 5.0
-"""How long a replica waits for its turn before it says so."""
-
-REFUSALS_REMEMBERED = 20_000
-"""Refusals kept for HTTP requests that wait for the outcome of their action."""
 
 
 class Shared(Struct, frozen=True, kw_only=True):
@@ -102,21 +94,19 @@ class ShardDriver:
         self, replica: Replica, shared: Shared, assigned: Callable[[], Assignment]
     ) -> None:
         """`assigned`: returns the assignment as of now."""
-        self.number = replica.number
         self.replica = replica
+        self.applied = AppliedRecords()
         self.lateness = Histogram(LATENESS_S)
         """Lateness of the delivered messages."""
         self.steps = Histogram(STEP_S)
         """Duration of the steps that committed a transaction."""
-        self.stall: str | None = None
-        """Why the replica stands still, where it gives no reason itself; None if it moves. Set by
+        self.stall = ShardStall()
+        """Whether the replica stands still, where it gives no reason itself; judged by
         `ShardWatch`."""
-        self.stalled_ms = 0
-        """For how long it has stood still; 0 if it moves. Set by `ShardWatch`."""
-        self.stalls = 0
-        """How often it has stood still since the start. Set by `ShardWatch`."""
         self.step_began_ms: int | None = None
         """When the thread began the current step (epoch ms); None without a thread."""
+        self.turns = ShardTurns(shared.turns)
+        """The turns of its start."""
         self.outcomes = shared.outcomes
         self._clock = shared.clock
         self._assigned = assigned
@@ -126,21 +116,15 @@ class ShardDriver:
         """State of the replica, and why it is paused, after the last step."""
         self._soon = threading.Event()
         """Set when the thread is to step soon, or to stop."""
-        self._turns = shared.turns
-        self._called = threading.Event()
-        """Set when the thread has its turn, or is to stop."""
-        self._queued_s: float | None = None
-        """Since when it waits for its turn (`time.monotonic()`); None: it does not."""
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._moved = threading.Condition()
-        self._pulled = 0
-        self._refusals: OrderedDict[int, int] = OrderedDict()
-        self._upserts: OrderedDict[int, str] = OrderedDict()
-        self._refusals_from: int | None = None
-        """Offset from which all refusals are remembered; None before the first step."""
 
     # --- read by other threads
+
+    @property
+    def number(self) -> int:
+        """The number of the shard."""
+        return self.replica.number
 
     @property
     def store(self) -> Store:
@@ -156,19 +140,8 @@ class ShardDriver:
     def paused(self) -> str | None:
         """Why the replica is paused, reads its log slowly, or stands still, for people; None if it
         works."""
-        return self.replica.paused or self.replica.delayed or self.queued or self.stall
-
-    @property
-    def awaits_turn(self) -> bool:
-        """Whether it waits for its turn to start."""
-        return self._queued_s is not None
-
-    @property
-    def queued(self) -> str | None:
-        """A text for people while it waits for its turn to start; None if it does not, or not for
-        long."""
-        since_s = self._queued_s
-        return QUEUED if since_s is not None and time.monotonic() - since_s > QUEUED_S else None
+        replica = self.replica
+        return replica.paused or replica.delayed or self.turns.queued or self.stall.why
 
     @property
     def commits(self) -> int:
@@ -189,7 +162,7 @@ class ShardDriver:
     def pulled(self) -> int:
         """Offset in the delay partition up to which everything is executed, transaction markers
         included."""
-        return self._pulled
+        return self.applied.pulled
 
     @property
     def shard(self) -> Shard:
@@ -234,35 +207,13 @@ class ShardDriver:
     def stop(self) -> None:
         """Ask the thread to end after its step."""
         self._stopping.set()
-        self._called.set()
+        self.turns.stop()
         self.step_soon()
 
     def join(self, deadline_s: float) -> None:
         """Wait for the end of the thread, until the deadline (of `time.monotonic()`)."""
         if self._thread is not None:
             join_until(self._thread, deadline_s)
-
-    def wait_pulled(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the delay partition is executed up to `offset`, markers included; False if the
-        time passes first."""
-        with self._moved:
-            return self._moved.wait_for(lambda: self._pulled >= offset, timeout_s)
-
-    def refusal(self, offset: int) -> int | None:
-        """Return the `Reason` for which the delay record at the offset was refused; None: not
-        refused, or too long ago."""
-        return self._refusals.get(offset)
-
-    def upsert(self, offset: int) -> str | None:
-        """Return what the upsert at the offset did (`core.shard.step.CREATED` and others); None: it
-        is none, was rejected, or is too long ago."""
-        return self._upserts.get(offset)
-
-    def remembers(self, offset: int) -> bool:
-        """Return whether `refusal` would know of a refusal of the delay record at the offset, which
-        was applied."""
-        since = self._refusals_from
-        return since is not None and offset >= since
 
     # --- the thread
 
@@ -286,7 +237,7 @@ class ShardDriver:
                     turn = replica.step(now_ms)
                 finally:
                     if is_starting:
-                        self._turns.end()
+                        self.turns.end()
                 self._record(turn, time.perf_counter() - started)
                 if replica.role == ReplicaState.NONE:
                     return
@@ -307,14 +258,7 @@ class ShardDriver:
     def _take_turn(self) -> bool:
         """Wait for the turn of a step of the start; False if the thread is to end."""
         self.step_began_ms = None
-        self._queued_s = time.monotonic()
-        self._called.clear()
-        if self._stopping.is_set():
-            return False
-        takes_over = self.replica.role == ReplicaState.TAKING_OVER
-        has_turn = self._turns.take(self._called, takeover=takes_over)
-        self._queued_s = None
-        return has_turn
+        return self.turns.take(takeover=self.replica.role == ReplicaState.TAKING_OVER)
 
     def _fail(self, why: str, error: ChronosError) -> None:
         self.replica.fail(why)
@@ -336,7 +280,7 @@ class ShardDriver:
                 self._soon.wait(short_s)  # until a message is due
                 return
             else:
-                self._turns.rest(self._soon, short_s)
+                self.turns.rest(self._soon, short_s)
                 return
 
     def _record(self, turn: ReplicaTurn, took_s: float) -> None:
@@ -351,21 +295,7 @@ class ShardDriver:
             if report.due_ms:
                 self.lateness.observe_late(report.due_ms, report.committed_ms)
             self.outcomes.count(self.number, report)
-        for offset, reason in turn.refused:
-            self._refusals[offset] = reason
-        while len(self._refusals) > REFUSALS_REMEMBERED:
-            self._refusals_from = self._refusals.popitem(last=False)[0] + 1
-        self._upserts.update(turn.upserts)
-        while len(self._upserts) > REFUSALS_REMEMBERED:
-            self._upserts.popitem(last=False)
-        # The refusals come first: a thread that sees the position must find the refusals before it.
-        pulled = self.replica.pulled
-        if self._refusals_from is None:
-            self._refusals_from = pulled
-        if pulled != self._pulled:
-            with self._moved:
-                self._pulled = pulled
-                self._moved.notify_all()
+        self.applied.note(turn, self.replica.pulled)
 
 
 def make_shard(
@@ -481,7 +411,7 @@ def report(
         log_epoch=state.log_epoch,
         role=shard.role,
         # Not that it waits for its turn: it is as able as the others.
-        reason=shard.replica.paused or shard.replica.delayed or shard.stall,
+        reason=shard.replica.paused or shard.replica.delayed or shard.stall.why,
         kept_applied=flushed.applied,
         kept_pull_offset=flushed.pull_offset,
         waiting=shard.replica.waiting,

@@ -2,6 +2,7 @@
 Where more replicas than that poll for something, each polls less often."""
 
 import threading
+import time
 from collections import deque
 
 STARTS_AT_ONCE = 64
@@ -9,6 +10,11 @@ STARTS_AT_ONCE = 64
 poll for something as often as they want. Where hundreds do, their threads hinder each other until
 requests time out and all begin again, for ever (measured: 512 shards on three nodes with two
 cores)."""
+
+QUEUED = f"waits for its turn: {STARTS_AT_ONCE} shards of a node start at a time"
+
+QUEUED_S = 5.0
+"""How long a replica waits for its turn before it says so."""
 
 
 class StartTurns:
@@ -60,3 +66,51 @@ class StartTurns:
         called.wait(timeout_s)
         with self._lock:
             self._resting -= 1
+
+
+class ShardTurns:
+    """The turns of the thread of one shard. Any thread may ask whether it waits, and stop it."""
+
+    def __init__(self, turns: StartTurns) -> None:
+        self._turns = turns
+        self._called = threading.Event()
+        """Set when the thread has its turn, or is to stop."""
+        self._is_stopped = False
+        self._since_s: float | None = None
+        """Since when the thread waits for its turn (`time.monotonic()`); None: it does not."""
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether the thread waits for a turn."""
+        return self._since_s is not None
+
+    @property
+    def queued(self) -> str | None:
+        """A text for people while the thread waits for a turn; None if it does not, or not for
+        long."""
+        since_s = self._since_s
+        return QUEUED if since_s is not None and time.monotonic() - since_s > QUEUED_S else None
+
+    def take(self, *, takeover: bool) -> bool:
+        """Wait for a turn; False if the thread is to stop."""
+        self._since_s = time.monotonic()
+        # `stop` sets both, the flag first.
+        self._called.clear()
+        if self._is_stopped:
+            return False
+        has_turn = self._turns.take(self._called, takeover=takeover)
+        self._since_s = None
+        return has_turn
+
+    def end(self) -> None:
+        """End a turn."""
+        self._turns.end()
+
+    def rest(self, called: threading.Event, timeout_s: float) -> None:
+        """See `StartTurns.rest`."""
+        self._turns.rest(called, timeout_s)
+
+    def stop(self) -> None:
+        """End a wait for a turn, and take none any more."""
+        self._is_stopped = True
+        self._called.set()

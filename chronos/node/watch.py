@@ -19,7 +19,7 @@ from chronos.errors import ChronosError
 from chronos.node.shards import ShardDriver
 from chronos.node.threads import run_guarded
 from chronos.ports import Clock, TopicLog
-from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, StallJudge, facts_of
+from chronos.workers.watch.stall import JUDGE_EVERY_MS, REPLAYING, facts_of
 
 log = structlog.get_logger("chronos.shard")
 
@@ -126,7 +126,6 @@ class ShardWatch:
         self._log = log_port
         self._progress_topic = progress_topic
         self._clock = clock
-        self._judges = {shard.number: StallJudge() for shard in shards}
         self._outage = outage
         self._quiet_until_ms = 0
         """Monotonic time before which troubles are not logged: they are those of the outage, or
@@ -180,26 +179,22 @@ class ShardWatch:
             reasons = {
                 shard.number: why for shard in self._shards if (why := shard.paused) is not None
             }
-            stalled = {shard.number: shard.stalled_ms for shard in self._shards if shard.stalled_ms}
+            stalled = {shard.number: shard.stall.ms for shard in self._shards if shard.stall.ms}
             self._troubles.step(monotonic_ms, reasons, stalled)
 
     def _judge(self, shard: ShardDriver, monotonic_ms: int) -> None:
-        number, judge, now_ms = shard.number, self._judges[shard.number], self._clock.now_ms()
+        number, replica = shard.number, shard.replica
         facts = facts_of(
-            shard.replica,
-            now_ms=now_ms,
+            replica,
+            now_ms=self._clock.now_ms(),
             delay_end=self._delay_ends.get(number),
             progress_end=self._progress_ends.get(number),
         )
-        stalled = judge.step(monotonic_ms, facts, counts=not shard.awaits_turn)
-        # A shard that reads slowly says so itself.
-        if not stalled or shard.replica.delayed is not None:
-            shard.stalled_ms, shard.stall = 0, None
-            return
-        if not shard.stalled_ms:
-            shard.stalls += 1
-        shard.stalled_ms = judge.stalled_ms
-        replica = shard.replica
-        shard.stall = judge.reason(
-            now_ms=now_ms, step_began_ms=shard.step_began_ms, trouble=replica.trouble
+        shard.stall.judge(
+            monotonic_ms,
+            facts,
+            counts=not shard.turns.are_awaited,
+            is_slow=replica.delayed is not None,
+            step_began_ms=shard.step_began_ms,
+            trouble=replica.trouble,
         )

@@ -440,7 +440,7 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
         wait_until(
             lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
         )
-        with hung._moved:
+        with hung.applied._moved:
             # The thread hangs at the end of the step that pulls this record, and then there is one
             # that it cannot pull.
             (message,) = flow.write(1, now_ms(), now_ms(), keyed=0, delays=0)
@@ -455,10 +455,10 @@ def test_a_shard_whose_thread_hangs_is_paused_and_named_until_it_moves(
             assert "no progress since" in text
             assert "a step has been running since" in text
             assert hung.replica.paused is None
-            assert (hung.stalls, hung.stalled_ms >= 3_000) == (1, True)
+            assert (hung.stall.count, hung.stall.ms >= 3_000) == (1, True)
             assert [shard.paused for shard in node.shards[1:]] == [None] * (len(node.shards) - 1)
         wait_until(lambda: node.ready and hung.paused is None, lambda: hung.paused)
-        assert (hung.stalls, hung.stalled_ms) == (1, 0)
+        assert (hung.stall.count, hung.stall.ms) == (1, 0)
         wait_until(
             lambda: sum(shard.state.pending for shard in node.shards) == 0, lambda: "not delivered"
         )

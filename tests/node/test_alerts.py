@@ -197,7 +197,7 @@ def test_a_master_that_commits_nothing_is_silent_and_stalled(
     for name in ("TENURE_MS", "SURE_MS"):
         monkeypatch.setattr(tenure, name, 2 * HOUR_MS)
     with set_right_by_an_hour(tmp_path) as (service, shard):
-        wait_until(lambda: shard.paused is not None and shard.stalled_ms > 0)
+        wait_until(lambda: shard.paused is not None and shard.stall.ms > 0)
         prometheus = of_inside(service)
         assert prometheus.scrape() == {"ChronosSilent", "ChronosStalled"}
         assert prometheus.scrape_for(11) == {

@@ -701,7 +701,7 @@ def test_each_question_of_a_new_operator_is_answered_by_one_command(tmp_path: Pa
             0,
         )
         (appended,) = inside.node.log.append([record], 30.0)
-        assert inside.node.shards[0].wait_pulled(appended.offset + 1, 30.0)
+        assert inside.node.shards[0].applied.wait_pulled(appended.offset + 1, 30.0)
         wait_until(lambda: inside.ask("GET", "/v1/messages/m2").json().get("parked", False))
         wait_until(lambda: inside.ask("GET", "/v1/messages/stale").json()["state"] == "expired")
         overdue(inside, "m2")

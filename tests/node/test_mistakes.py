@@ -26,7 +26,7 @@ def write(node: Inside, message_id: bytes, *headers: tuple[str, bytes]) -> None:
     (appended,) = node.node.log.append(
         [("chronos.delay", message_id, b"v", list(headers), 0)], 30.0
     )
-    assert node.node.shards[0].wait_pulled(appended.offset + 1, 30.0)
+    assert node.node.shards[0].applied.wait_pulled(appended.offset + 1, 30.0)
 
 
 def reasons(node: Inside) -> dict[str, str]:

@@ -365,13 +365,13 @@ METRICS: tuple[ShardMetric, ...] = (
             "How long the shard has stood still although messages are due or records can be read, "
             "from 30 s on; 0 while it moves."
         ),
-        read=lambda _, shard: shard.stalled_ms / 1_000,
+        read=lambda _, shard: shard.stall.ms / 1_000,
     ),
     ShardMetric(
         name="chronos_stalls_total",
         kind="counter",
         meaning="How often the shard stood still for 30 s or more, since the process started.",
-        read=lambda _, shard: shard.stalls,
+        read=lambda _, shard: shard.stall.count,
     ),
     ShardMetric(
         name="chronos_master_unhealthy",

@@ -396,7 +396,7 @@ def without_names(waits: str) -> str:
 def _pull_waiter(shard: ShardDriver, executor: Executor) -> Waiter:
     return Waiter(
         lambda: shard.pulled,
-        lambda pulled, timeout_s: shard.wait_pulled(pulled + 1, timeout_s),
+        lambda pulled, timeout_s: shard.applied.wait_pulled(pulled + 1, timeout_s),
         executor,
     )
 

@@ -308,7 +308,7 @@ class BulkRun:
                         return
             self._in_flight.popleft()
             for offset in offsets:
-                self._count_result(self._shard.refusal(offset))
+                self._count_result(self._shard.applied.refusal(offset))
 
     def _count_result(self, reason: int | None) -> None:
         counts = self._counts

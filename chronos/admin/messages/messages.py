@@ -251,7 +251,7 @@ class Messages:
             return answer
         # 2.
         driver = context.shards[shard]
-        reason = driver.refusal(offset)
+        reason = driver.applied.refusal(offset)
         # 3.
         found = await context.in_thread(self._find, driver, message_id, reach)
         if found is None and (reach.is_limited and not is_own):
@@ -262,17 +262,17 @@ class Messages:
         elif reason == Reason.REPEATED:
             # The first record of the call was accepted, and is that of the message unless another
             # one came in between.
-            upsert = None if found is None else driver.upsert(found.offset)
+            upsert = None if found is None else driver.applied.upsert(found.offset)
             answer.result = upsert or "scheduled"  # type: ignore[assignment]
             if found is not None and found.entry is not None:
                 answer.due_at = format_time(found.entry.due_ms)
         elif reason not in (None, Reason.CONFLICT, Reason.IGNORED):
             answer.result, answer.detail = "rejected", Reason(reason).label
-        elif (upsert := driver.upsert(offset)) is not None:
+        elif (upsert := driver.applied.upsert(offset)) is not None:
             answer.result = upsert  # type: ignore[assignment]
             if found is not None and found.offset <= offset and found.entry is not None:
                 answer.due_at = format_time(found.entry.due_ms)
-        elif reason is None and found is None and not (is_own and driver.remembers(offset)):
+        elif reason is None and found is None and not (is_own and driver.applied.remembers(offset)):
             raise _not_found(message_id, [])
         elif reason is None and (found is None or found.offset >= offset):
             answer.result = "scheduled"
@@ -665,7 +665,7 @@ class Messages:
             answer.due_at = format_time(due_of(in_rhythm, appended.timestamp_ms))
         if not await context.pull_waiters[shard].wait(appended.offset + 1, ACT_S):
             return 202, answer
-        reason = context.shards[shard].refusal(appended.offset)
+        reason = context.shards[shard].applied.refusal(appended.offset)
         if reason is None or reason == Reason.REPEATED:
             answer.result = success  # type: ignore[assignment]
             if reason is not None and in_rhythm is not None:

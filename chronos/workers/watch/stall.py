@@ -181,6 +181,41 @@ class StallJudge:
         return f"no progress since {format_time(self.since_ms)}, although {self.work}: {cause}"
 
 
+class ShardStall:
+    """The stall of one shard, as judged from outside its thread. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self._judge = StallJudge()
+        self.why: str | None = None
+        """Why the replica stands still, where it gives no reason itself; None if it moves."""
+        self.ms = 0
+        """For how long it has stood still; 0 if it moves."""
+        self.count = 0
+        """How often it has stood still since the start."""
+
+    def judge(
+        self,
+        monotonic_ms: int,
+        facts: Facts,
+        *,
+        counts: bool,
+        is_slow: bool,
+        step_began_ms: int | None,
+        trouble: str | None,
+    ) -> None:
+        """Judge once more, every JUDGE_EVERY_MS; `counts`, `step_began_ms`, `trouble`: see
+        `StallJudge`. `is_slow`: the replica says itself that it reads slowly."""
+        if not self._judge.step(monotonic_ms, facts, counts=counts) or is_slow:
+            self.ms, self.why = 0, None
+            return
+        if not self.ms:
+            self.count += 1
+        self.ms = self._judge.stalled_ms
+        self.why = self._judge.reason(
+            now_ms=facts.now_ms, step_began_ms=step_began_ms, trouble=trouble
+        )
+
+
 def _in_time(facts: Facts, waiting: bool | None) -> bool | None:
     """Return whether a master has this work now; None while it is undecided whether the replica is
     the master."""
