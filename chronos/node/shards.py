@@ -309,9 +309,40 @@ def make_shard(
 ) -> ShardDriver:
     """Return the driver, not started yet. `assigned`, `restore`, `bounded`: see
     `workers.replica.master.ReplicaContext`."""
-    config, clock = shared.config, shared.clock
-    topics, delivery = config.topics, config.delivery
-    rules = Rules(
+    rules = _rules(shared, number)
+    rate_limits = shared.limits or RateLimits(configured_rates(shared.config))
+
+    def pusher() -> Pusher:
+        return Pusher(
+            shared.log,
+            rules,
+            _push_settings(shared.config),
+            rates=ShardRates(number, rate_limits, began_ms=shared.clock.now_ms()),
+            selector=shared.selector if shared.config.delivery_faults.enabled else None,
+        )
+
+    replica = Replica(
+        ReplicaContext(
+            log=shared.log,
+            store=store,
+            clock=shared.clock,
+            rules=rules,
+            settings=_replica_settings(shared),
+            pusher=pusher,
+            guard=shared.guard,
+            assigned=assigned,
+            restore=restore,
+            bounded=bounded,
+            elsewhere=shared.elsewhere,
+            tracing=shared.tracing,
+        )
+    )
+    return ShardDriver(replica, shared, assigned)
+
+
+def _rules(shared: Shared, number: int) -> Rules:
+    config, topics = shared.config, shared.config.topics
+    return Rules(
         shard=number,
         shards=config.shards,
         own_topics=(
@@ -328,65 +359,46 @@ def make_shard(
         deduplication_ms=config.retention.deduplication,
         misplaced=topics.misplaced,
         delay_topic=topics.delay,
-        attempts_max=delivery.attempts_max,
+        attempts_max=config.delivery.attempts_max,
         next_cron=shared.zone_data.next_cron,
         zone_data=shared.zone_data,
     )
 
-    rate_limits = shared.limits or RateLimits(configured_rates(config))
 
-    def pusher() -> Pusher:
-        return Pusher(
-            shared.log,
-            rules,
-            PushSettings(
-                delay_topic=topics.delay,
-                rejected_topic=topics.rejected,
-                dead_letter_topic=topics.dead_letter,
-                create_topics=delivery.create_topics,
-                own_topics=own_topics(config)[2:] if topics.create else (),
-                retries=Retries(
-                    attempts_max=delivery.attempts_max,
-                    base_ms=delivery.retry_base,
-                    cap_ms=delivery.retry_cap,
-                ),
-            ),
-            rates=ShardRates(number, rate_limits, began_ms=clock.now_ms()),
-            selector=shared.selector if config.delivery_faults.enabled else None,
-        )
-
-    replica = Replica(
-        ReplicaContext(
-            log=shared.log,
-            store=store,
-            clock=clock,
-            rules=rules,
-            settings=ReplicaSettings(
-                limits=Limits(
-                    messages=STEP_MESSAGES,
-                    bytes=step_bytes(topics.message_bytes_max),
-                    linger_ms=delivery.linger,
-                    pull=config.workers.pull,
-                    push=config.workers.push,
-                ),
-                delay_topic=topics.delay,
-                progress_topic=topics.progress,
-                cluster=config.cluster,
-                node=config.node.id,
-                instance=shared.instance,
-                delivered_ms=config.retention.delivered if config.workers.delete else None,
-                deduplication_ms=config.retention.deduplication,
-            ),
-            pusher=pusher,
-            guard=shared.guard,
-            assigned=assigned,
-            restore=restore,
-            bounded=bounded,
-            elsewhere=shared.elsewhere,
-            tracing=shared.tracing,
-        )
+def _push_settings(config: Config) -> PushSettings:
+    topics, delivery = config.topics, config.delivery
+    return PushSettings(
+        delay_topic=topics.delay,
+        rejected_topic=topics.rejected,
+        dead_letter_topic=topics.dead_letter,
+        create_topics=delivery.create_topics,
+        own_topics=own_topics(config)[2:] if topics.create else (),
+        retries=Retries(
+            attempts_max=delivery.attempts_max,
+            base_ms=delivery.retry_base,
+            cap_ms=delivery.retry_cap,
+        ),
     )
-    return ShardDriver(replica, shared, assigned)
+
+
+def _replica_settings(shared: Shared) -> ReplicaSettings:
+    config, topics = shared.config, shared.config.topics
+    return ReplicaSettings(
+        limits=Limits(
+            messages=STEP_MESSAGES,
+            bytes=step_bytes(topics.message_bytes_max),
+            linger_ms=config.delivery.linger,
+            pull=config.workers.pull,
+            push=config.workers.push,
+        ),
+        delay_topic=topics.delay,
+        progress_topic=topics.progress,
+        cluster=config.cluster,
+        node=config.node.id,
+        instance=shared.instance,
+        delivered_ms=config.retention.delivered if config.workers.delete else None,
+        deduplication_ms=config.retention.deduplication,
+    )
 
 
 def configured_rates(config: Config) -> Mapping[str, Rate | None]:

@@ -29,3 +29,10 @@ def join_until(thread: threading.Thread, deadline_s: float) -> None:
     `time.monotonic()`)."""
     if thread.is_alive():
         thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def guarded_thread(
+    name: str, run: Callable[[], None], failed: Callable[[ChronosError], None]
+) -> threading.Thread:
+    """Return a thread of this name that runs guarded, not started yet."""
+    return threading.Thread(target=run_guarded, args=(name, run, failed), name=name, daemon=True)

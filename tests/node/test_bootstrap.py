@@ -87,9 +87,11 @@ def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_
 
 
 def test_a_checkpoint_is_not_asked_of_a_node_that_has_none(tmp_path: Path) -> None:
-    node = Node(
-        load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "limits.disk_reserve=1MB"]),
-        from_checkpoint=True,
-    )
+    """What the failed start has opened is closed: the same process may start a node there."""
+    config = load(None, {}, [f"node.data_dir={tmp_path / 'node'}", "limits.disk_reserve=1MB"])
+    node = Node(config, from_checkpoint=True)
     with pytest.raises(ConfigurationError, match=r"--from-checkpoint needs checkpoints\.location"):
         node.start()
+    again = Node(config)
+    again.start()
+    again.stop()

@@ -20,7 +20,8 @@ def test_the_log_is_not_trimmed_when_the_store_is_replaced_during_the_flush(tmp_
     )
     node.start()
     try:
-        (store,), (shard,), topic = node._stores.values(), node.shards, node.config.topics.delay
+        shards, topic = node._built.shards, node.config.topics.delay
+        (store,), (shard,) = shards.stores.values(), node.shards
         store.checkpoint(tmp_path / "earlier")
         headers = {"chronos-target-topic": b"t", "chronos-delay": b"1h"}
         node.log.append([(topic, None, b"v", headers, 0)] * 10, 9.0)
@@ -37,10 +38,10 @@ def test_the_log_is_not_trimmed_when_the_store_is_replaced_during_the_flush(tmp_
             flush()
 
         store.flush = flush_late  # type: ignore[method-assign]
-        node._flush()
+        shards.flush(node.log)
         assert node.log.watermarks(topic, 0).start == 0
         store.flush = flush  # type: ignore[method-assign]
-        node._flush()
+        shards.flush(node.log)
         assert node.log.watermarks(topic, 0).start == 0
     finally:
         node.stop()

@@ -149,15 +149,14 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
         def refused(_: ClusterState) -> Roles:
             raise CoordinatorFull("the roles are too large")
 
-        node._cluster = Cluster(  # type: ignore[assignment]
-            membership := Membership(
-                coordinator,
-                node="n1",
-                clock=node.clock,
-                describe=lambda: member("n1"),
-                plan=refused,
-            )
+        membership = Membership(
+            coordinator,
+            node="n1",
+            clock=node.clock,
+            describe=lambda: member("n1"),
+            plan=refused,
         )
+        node._parts = replace(node._built, cluster=Cluster(membership))
         while not coordinator.look().confirmed:
             world.pass_time(20)
         assert (context.reasons(), context.details()) == ([], [])
@@ -255,15 +254,14 @@ def seen_by_n1(tmp_path: Path, members: dict[str, Member], roles: Roles) -> dict
         assert context is not None
         context.node = copy(service.node)
         clock = service.node.clock
-        context.node._cluster = Cluster(  # type: ignore[assignment]
-            Membership(
-                clients["n1"],
-                node="n1",
-                clock=clock,
-                describe=service.node.describe,
-                plan=plan_for(1),
-            ),
+        membership = Membership(
+            clients["n1"],
+            node="n1",
+            clock=clock,
+            describe=service.node.describe,
+            plan=plan_for(1),
         )
+        context.node._parts = replace(service.node._built, cluster=Cluster(membership))
         _, shown = asyncio.run(Handlers(context).nodes(None))  # type: ignore[arg-type]
         return dict(msgspec.to_builtins(shown))
 

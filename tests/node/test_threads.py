@@ -3,9 +3,12 @@ the thread."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +20,11 @@ from chronos.adapters.zookeeper.servers import ZooKeeperServers
 from chronos.config import load
 from chronos.core.cluster.roles import Member, Roles, ShardRoles
 from chronos.core.shard.codec import RULES
-from chronos.errors import ChronosError, CoordinatorUnavailable, LogMismatch
-from chronos.node import Node, cluster
+from chronos.errors import ChronosError, CoordinatorUnavailable, LogMismatch, LogUnavailable
+from chronos.node import Node, cluster, maintenance
 from chronos.node.cluster import ClusterNode, NodeCallbacks, reassigned
+from chronos.node.maintenance import Job, compact, maintain, ping
+from chronos.node.threads import guarded_thread
 from chronos.ports import Coordinator
 from tests.harness.files import no_more_files
 from tests.harness.waiting import wait_until
@@ -147,10 +152,46 @@ def test_shards_look_at_the_roles_only_if_more_than_progress_has_changed() -> No
     assert found == [[], [], [1], [0, 1, 2], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("name", ["maintenance", "reachability"])
+@pytest.mark.parametrize("name", ["maintenance", "reachability", "compaction"])
 def test_a_thread_that_fails_fails_the_node(name: str, tmp_path: Path) -> None:
     node = Node(load(None, {}, [f"node.data_dir={tmp_path}"]))
-    thread = {"maintenance": node._maintenance, "reachability": node._pings}[name]
-    thread.start()  # Nothing that it works on was opened.
+
+    def fails(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    failing: Any = SimpleNamespace(step=fails, compact=fails, is_open=True)
+    runs: dict[str, Callable[..., None]] = {
+        "maintenance": partial(maintain, [Job(fails)]),
+        "reachability": partial(ping, failing),
+        "compaction": lambda _, stopping: compact({0: failing}, lambda: None, stopping),
+    }
+    guarded_thread(name, partial(runs[name], node.clock, node.stopping), node.fail).start()
     assert node.failed.wait(9.0)
     assert f"{name} failed" in str(node.failure)
+
+
+def test_a_job_that_has_to_wait_hinders_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker answers one of them; each runs at its own times."""
+    monkeypatch.setattr(maintenance, "MAINTENANCE_S", 0.01)
+    ran: list[str] = []
+    stopping = threading.Event()
+
+    def unreachable(now_ms: int) -> None:
+        ran.append("unreachable")
+        raise LogUnavailable("no broker answers")
+
+    def last(now_ms: int) -> None:
+        ran.append("last")
+        if ran.count("last") == 3:
+            stopping.set()
+
+    jobs = [
+        Job(lambda now_ms: ran.append("waits"), every_s=60.0, waits=True),
+        Job(lambda now_ms: ran.append("once"), every_s=60.0),
+        Job(unreachable),
+        Job(last),
+    ]
+    with capture_logs() as lines:
+        maintain(jobs, SystemClock(), stopping)
+    assert ran == ["once", *["unreachable", "last"] * 3]
+    assert {line["why"] for line in lines} == {"no broker answers"}

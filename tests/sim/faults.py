@@ -327,7 +327,11 @@ FAULTS: Faults = {
         Change("if now_ms - since_ms >= self._view.replace_after_ms", "if False")
     ],
     "a log is trimmed behind the newest checkpoint alone": [
-        Change("checkpoints=checkpoints,", "checkpoints=[max(checkpoints)] * CHECKPOINTS_MIN,")
+        Change(
+            "checkpoints=checkpoints,",
+            "checkpoints=[max(checkpoints)] * CHECKPOINTS_MIN,",
+            "Checkpointer",
+        )
     ],
     "a log is trimmed ahead of other replicas": [
         Change("replicas=positions,", "replicas=positions[:1],")

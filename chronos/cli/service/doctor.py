@@ -12,6 +12,7 @@ probe record is written to Kafka, which is never delivered."""
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -320,24 +321,25 @@ def _embedded(node: "Node", config: "Config") -> Generator[Finding, None, "dict[
     log = yield from guarded("log", lambda: open_embedded(config, node.directory, node.clock))
     if log is None:
         return {}
-    node.log = log
-    rows = yield from guarded("log", log.verify)
-    if rows is not None:
-        yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")
-    specs = own_topics(config)
-    described = log.describe([spec.name for spec in specs])
-    missing = [name for name, info in described.items() if info is None or info.id == ""]
-    if missing and config.topics.create:
-        yield note(
-            "topics", f"missing: {', '.join(missing)}; the service creates them at its first start"
-        )
-        return {}
-    prepared = yield from guarded("topics", lambda: log.prepare(specs, create=False))
-    if prepared is None:
-        return {}
-    yield ok("topics", f"{', '.join(prepared)}: {config.shards} partitions each")
-    yield ok("clock", "the embedded log's clock is this machine's own")
-    return prepared
+    with closing(log):
+        rows = yield from guarded("log", log.verify)
+        if rows is not None:
+            yield ok("log", f"embedded: {number(rows)} rows read, all checksums match")
+        specs = own_topics(config)
+        described = log.describe([spec.name for spec in specs])
+        missing = [name for name, info in described.items() if info is None or info.id == ""]
+        if missing and config.topics.create:
+            yield note(
+                "topics",
+                f"missing: {', '.join(missing)}; the service creates them at its first start",
+            )
+            return {}
+        prepared = yield from guarded("topics", lambda: log.prepare(specs, create=False))
+        if prepared is None:
+            return {}
+        yield ok("topics", f"{', '.join(prepared)}: {config.shards} partitions each")
+        yield ok("clock", "the embedded log's clock is this machine's own")
+        return prepared
 
 
 def _store_folders(config: "Config") -> list[tuple[int, str]]:
