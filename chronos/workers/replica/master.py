@@ -126,6 +126,17 @@ class ReplicaContext(Struct, frozen=True, kw_only=True):
     """Observes the committed steps; None: tracing is off."""
 
 
+class Stepped(Struct, frozen=True, kw_only=True):
+    """The end of one step."""
+
+    wake_ms: int
+    """When the next step is due (epoch ms)."""
+    is_timed: bool = False
+    """Only time ends the wait for it: the master rests, or it pulls nothing."""
+    report: StepReport | None = None
+    """What the step committed; None if it committed nothing, or a heartbeat alone."""
+
+
 class MasterParts(Struct, frozen=True, kw_only=True):
     """The parts that a master has for one leadership."""
 
@@ -172,12 +183,9 @@ class Master:
         """The last step left nothing behind, and was small."""
         self._wrote_on = False
         """The last step wrote held records on: the next one does not."""
-        self._is_timed = False
-        """Only time ends the wait after the last step: it rested, or its scope was stopped."""
         self.due_ms: int | None = None
         """Due time (epoch ms) of the next message, or a time before it, when it was last looked
         for; None if none is pending."""
-        self.last: StepReport | None = None
 
     def begin(self) -> None:
         """Commit the epoch record: every earlier master's commits now precede this master's in the
@@ -187,25 +195,22 @@ class Master:
     def _horizon_ms(self, now_ms: int) -> int:
         return self._horizon.at(self._shard.state, now_ms)
 
-    def step(self, now_ms: int) -> int:
-        """Do one step, of at most one transaction besides a heartbeat that is overdue; return when
-        to be called again, in epoch ms."""
-        self.last, self._is_timed = None, False
+    def step(self, now_ms: int) -> Stepped:
+        """Do one step, of at most one transaction besides a heartbeat that is overdue."""
         self.tenure.check()
         if self.tenure.clock_was_set():
             # `now_ms` may be from before the clock was set: come back with the current time.
             self.tenure.distrust_clock()
-            return self._clock.now_ms()
+            return Stepped(wake_ms=self._clock.now_ms())
         if (wake_ms := self._rest_until(now_ms)) is not None:
-            self._is_timed = True
-            return wake_ms
+            return Stepped(wake_ms=wake_ms, is_timed=True)
         is_heartbeat = self._beat_if_due(now_ms)
         # Without parked messages there are no lanes, and no broker is asked.
         has_open_lane = (
             self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
         )
-        if self._write_on(now_ms):
-            return now_ms
+        if (report := self._write_on(now_ms)) is not None:
+            return Stepped(wake_ms=now_ms, report=report)
         scope = self._scope(now_ms, is_heartbeat=is_heartbeat, has_open_lane=has_open_lane)
         pulled, staged = self._stage(self._pull(scope, now_ms), now_ms)
         walks = not staged.unreadable and self._zones.goes_on(self._shard.state)
@@ -217,15 +222,17 @@ class Master:
         if not (draft.has_work or is_heartbeat or staged.zones.replans or staged.zones.version):
             if walks:
                 self._zones.stepped()
-            return now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
+            wake_ms = now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
+            return self._ended(wake_ms, scope)
         report = self._commit(draft)
         if walks:
             self._zones.stepped()
         self._advance(pulled, staged, report)
-        if draft.has_work:
-            self.last = report
-            report.write(self._shard.rules.shard)
-        return self._next_call_ms(draft)
+        return self._ended(self._next_call_ms(draft), scope, report if draft.has_work else None)
+
+    def _ended(self, wake_ms: int, scope: Scope, report: StepReport | None = None) -> Stepped:
+        is_timed = scope.is_paused or self._puller.waiting > 0
+        return Stepped(wake_ms=wake_ms, is_timed=is_timed, report=report)
 
     def _rest_until(self, now_ms: int) -> int | None:
         """Return when to go on (epoch ms), if a quota of the brokers or the time between two
@@ -310,23 +317,22 @@ class Master:
         )
         return staged
 
-    def _write_on(self, now_ms: int) -> bool:
+    def _write_on(self, now_ms: int) -> StepReport | None:
         """Commit a step that only writes held records to their destination, in turns with all other
-        steps; False if there is none."""
+        steps; None if there is none."""
         wrote_on, self._wrote_on = self._wrote_on, False
         if wrote_on or not self._shard.state.held:
-            return False
+            return None
         staged = self._shard.stage_nothing(self._horizon_ms(now_ms))
         if not self._held.write_on(staged.letters, now_ms):
-            return False
+            return None
         selection = nothing_selected(self._shard.state.cursor, complete=True)
-        self.last = self._commit(
+        report = self._commit(
             Draft(staged=staged, selection=selection, now_ms=now_ms, until_ms=now_ms)
         )
-        self.last.write(self._shard.rules.shard)
         self._wrote_on = self._poison_search.wrote_letters = True
         self._caught_up = False
-        return True
+        return report
 
     @property
     def pulled(self) -> int:
@@ -338,12 +344,6 @@ class Master:
     def delayed(self) -> str | None:
         """See `ports.Reader.delayed`."""
         return self._puller.delayed
-
-    @property
-    def lingering(self) -> bool:
-        """True if the next step waits for more records and messages, has records already, or pulls
-        none: the caller sleeps instead of waiting for records."""
-        return self._is_timed or self._puller.waiting > 0
 
     def degraded(self) -> str | None:
         """Return what this shard cannot do at the moment, for people, although it delivers; None if
@@ -382,7 +382,6 @@ class Master:
             has_open_lane=has_open_lane,
             has_written_letters=search.wrote_letters,
         )
-        self._is_timed = scope.is_paused
         if not scope.is_paused:
             search.wrote_letters = False
         return scope
@@ -517,7 +516,9 @@ class Master:
         shard, committed_ms = self._shard.rules.shard, self.tenure.committed_ms
         if self._context.tracing is not None:
             self._context.tracing.settled(shard, committed_ms, selection, plan.decisions)
-        return StepReport.of(draft, plan, shard=shard, committed_ms=committed_ms)
+        report = StepReport.of(draft, plan, shard=shard, committed_ms=committed_ms)
+        report.write(shard)
+        return report
 
     def _progress(
         self,

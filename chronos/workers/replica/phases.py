@@ -46,7 +46,7 @@ from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
 from chronos.workers.replica.horizon import Horizon
 from chronos.workers.replica.leadership import Assignment, WriterEpoch
-from chronos.workers.replica.master import Master, MasterParts
+from chronos.workers.replica.master import Master, MasterParts, Stepped
 from chronos.workers.replica.parts import PAUSE_MS, Closing, ReplicaParts
 from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost, Replay, check_positions
@@ -611,7 +611,7 @@ class LeadPhase(LeadingPhase):
         master, counts = self._leadership.master, self._parts.counts
         try:
             self._parts.stored.check_writable()
-            wake_ms = master.step(now_ms)
+            stepped = master.step(now_ms)
         except (ProducerLost, ApplyFailed) as error:
             counts.failed(str(error))
             raise
@@ -621,12 +621,12 @@ class LeadPhase(LeadingPhase):
             if isinstance(error, LogUnavailable):
                 self._leadership.pusher.targets.forget_all()
             return self, self._pause(error, now_ms)
-        return self, self._stepped(wake_ms, now_ms)
+        return self, self._after(stepped, now_ms)
 
-    def _stepped(self, wake_ms: int, now_ms: int) -> ReplicaTurn:
+    def _after(self, stepped: Stepped, now_ms: int) -> ReplicaTurn:
         """Count what the step committed, and delete what is past its retention."""
-        master, report = self._leadership.master, self._leadership.master.last
-        turn = ReplicaTurn(wake_ms=wake_ms, is_timed=master.lingering)
+        master, report = self._leadership.master, stepped.report
+        turn = ReplicaTurn(wake_ms=stepped.wake_ms, is_timed=stepped.is_timed)
         if report is not None:
             turn = replace(turn, report=report, refused=report.refused, upserts=report.upserts)
             self._parts.counts.committed()
@@ -638,7 +638,7 @@ class LeadPhase(LeadingPhase):
         except Retry as error:
             # What the step committed is reported all the same.
             return replace(turn, failure=error)
-        return replace(turn, wake_ms=min(wake_ms, delete_ms))
+        return replace(turn, wake_ms=min(stepped.wake_ms, delete_ms))
 
     def _step_again(self, error: TransactionAborted, now_ms: int) -> ReplicaTurn:
         """Nothing was written: repeat at once while a poison record is being isolated, else after a
