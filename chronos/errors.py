@@ -104,7 +104,7 @@ class BatchUnreadable(LogUnavailable):
     """The next batch of a partition cannot be decompressed within bounds, or is damaged; every
     reader would fail there.
 
-    `offset` is an offset of the batch. The master decides what follows: see `workers.replica.pull`.
+    `offset` is an offset of the batch. The master decides what follows: see `workers.step.pull`.
     """
 
     def __init__(self, text: str, *, offset: int) -> None:

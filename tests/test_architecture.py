@@ -184,7 +184,7 @@ def test_imports_go_one_way_and_core_is_pure():
 
 # The heart: a newcomer reads it in a day. Of the cluster it knows the values of roles and reports
 # only.
-HEART = ("core", "core/shard", "workers/push", "workers/replica")
+HEART = ("core", "core/shard", "workers/step", "workers/replica")
 NOT_IN_HEART = ("chronos.core.cluster", "chronos.workers.cluster")
 KNOWN_TO_HEART = "chronos.core.cluster.roles."
 

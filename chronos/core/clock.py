@@ -1,6 +1,6 @@
 """The tolerance between clocks (law 2), and the check of a follower's clock.
 
-A master compares its clock with the broker's at each commit (`workers.replica.tenure`). A follower
+A master compares its clock with the broker's at each commit (`workers.step.tenure`). A follower
 commits nothing, so it judges its own clock by the ages of the progress records that arrive."""
 
 from collections import deque

@@ -8,7 +8,7 @@ offsets of the letters.
 
 A rejected record is a `Letter` that is never resolved. Its producer may have used any header name,
 also one of Chronos: only the last three headers are Chronos's own. Nothing is read or written here:
-masters write dead letters and rejected records (`workers.push.letters`), and `admin.letters` reads
+masters write dead letters and rejected records (`workers.step.letters`), and `admin.letters` reads
 them and writes replays and markers."""
 
 from bisect import bisect_left, bisect_right

@@ -1,7 +1,7 @@
 """Rate limits of target topics: their texts, and which of several limits a topic has.
 
 A limit is for one topic and the whole service. A pattern gives each topic that it matches a limit
-of its own. Nothing is counted here: the token buckets are in `workers.push.lanes`."""
+of its own. Nothing is counted here: the token buckets are in `workers.step.lanes`."""
 
 import re
 from collections.abc import Mapping

@@ -47,11 +47,11 @@ from chronos.node.watch import ShardWatch
 from chronos.ports import Clock, Log, TopicInfo
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.replica.checkpoint import LogPosition, needed_from
-from chronos.workers.replica.horizon import Elsewhere
 from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.retention import id_states_kept_ms
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.horizon import Elsewhere
 from chronos.workers.watch.reachability import LogReachability
 from chronos.workers.watch.topics import CHECK_EVERY_MS, TopicWatch
 from chronos.workers.watch.transactions import OpenTransactions

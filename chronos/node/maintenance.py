@@ -15,7 +15,7 @@ from chronos.errors import NoSpace, Retry
 from chronos.node.outcomes import Outcomes, is_over
 from chronos.node.shards import ShardDriver
 from chronos.ports import Clock, TopicLog
-from chronos.workers.push.targets import due_targets
+from chronos.workers.step.targets import due_targets
 from chronos.workers.watch.reachability import LogReachability
 
 log = structlog.get_logger("chronos.node")

@@ -16,8 +16,8 @@ from chronos.core.message import Reason
 from chronos.core.selector import NO_LEADER
 from chronos.core.shard.letters import UNCOPIED
 from chronos.ports import TopicInfo
-from chronos.workers.push.planned import OTHER, LetterCounts
-from chronos.workers.replica.report import StepReport
+from chronos.workers.step.planned import OTHER, LetterCounts
+from chronos.workers.step.report import StepReport
 
 RECENT_MS = 600_000
 """For how long dead letters are reported after the last of them: long enough for a person to

@@ -19,7 +19,7 @@ from chronos.core.cluster.roles import Request
 from chronos.core.rates import Rate, check_pattern, parse_rate, rate_text
 from chronos.errors import Stop
 from chronos.node.shards import configured_rates
-from chronos.workers.push.lanes import RateLimits
+from chronos.workers.step.lanes import RateLimits
 
 if TYPE_CHECKING:
     from chronos.node.shards import ShardDriver

@@ -32,17 +32,17 @@ from chronos.node.threads import join_until
 from chronos.node.topics import own_topics
 from chronos.ports import Clock, Log, Store, Tracing
 from chronos.workers.cluster.observer import MasterPosition
-from chronos.workers.push.lanes import RateLimits, ShardRates
-from chronos.workers.push.planned import Limits
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import Retries
 from chronos.workers.replica.checkpoint import LogPosition
+from chronos.workers.replica.context import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.leadership import Assignment
-from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.phases import ReplicaTurn
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import CATCHING_UP, ReplicaState
+from chronos.workers.step.lanes import RateLimits, ShardRates
+from chronos.workers.step.planned import Limits
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import Retries
 from chronos.workers.watch.stall import STEP_MS_MAX, ShardStall
 
 log = structlog.get_logger("chronos.shard")
@@ -81,7 +81,7 @@ class Shared(Struct, frozen=True, kw_only=True):
     """The rate limits in force; None: those of the configuration."""
     selector: Selector | None = None
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """See `workers.replica.master.ReplicaContext`."""
+    """See `workers.replica.context.ReplicaContext`."""
     tracing: Tracing | None = None
     """Observes the committed steps; None: tracing is off."""
     zone_data: ZoneData = ZONE_DATA
@@ -308,7 +308,7 @@ def make_shard(
     bounded: bool = False,
 ) -> ShardDriver:
     """Return the driver, not started yet. `assigned`, `restore`, `bounded`: see
-    `workers.replica.master.ReplicaContext`."""
+    `workers.replica.context.ReplicaContext`."""
     rules = _rules(shared, number)
     rate_limits = shared.limits or RateLimits(configured_rates(shared.config))
 

@@ -3,7 +3,7 @@ may fall off a cliff that docs/contributing/results.md does not name."""
 
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from chronos.workers.push.push import TARGETS_MAX
+from chronos.workers.step.push import TARGETS_MAX
 from tests.bench import load
 from tests.bench.figures import Bench, flow, start_steady
 from tests.bench.load import Shape

@@ -17,15 +17,15 @@ from chronos.core.message import Record
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import Decision, Progress, pack_progress
+from chronos.core.shard.record import WriterEpoch
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
 from chronos.core.shard.wheel import Wheel
 from chronos.ports import TopicInfo
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import Refusals, Retries
-from chronos.workers.replica.leadership import WriterEpoch
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import Refusals, Retries
 from tests.bench import load
 from tests.harness.drafts import plan_of
 

@@ -28,11 +28,11 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import Appended, Outgoing, Reader, TopicSpec, Writer
-from chronos.workers.push.partitions import TURN_MESSAGES
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import Refusals, Retries
-from chronos.workers.replica.horizon import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
+from chronos.workers.step.horizon import LOOK_EVERY_MS, UNPULLED_BEFORE_MS, Elsewhere
+from chronos.workers.step.partitions import TURN_MESSAGES
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import Refusals, Retries
 from tests.contract.implementations import LOGS, PARTITIONS, TIMEOUT_S, Feature, LogCase
 from tests.harness.drafts import plan_of
 from tests.harness.memory import MemoryStore

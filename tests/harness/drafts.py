@@ -3,8 +3,8 @@
 from chronos.core.shard.draft import Draft
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.step import Selection, Staged
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import Pusher
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import Pusher
 
 
 def drafted(selection: Selection, ahead: LookAhead[PlannedTransaction], now_ms: int) -> Draft:

@@ -12,13 +12,13 @@ from chronos.core.shard.digest import digest
 from chronos.errors import ChronosError, Retry
 from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.node.topics import own_topics
-from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica.leadership import STANDALONE, Assignment
-from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.phases import ReplicaTurn
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.lanes import RateLimits
+from chronos.workers.step.master import HEARTBEAT_MS
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
 

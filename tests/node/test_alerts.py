@@ -20,7 +20,7 @@ from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
 from chronos.node import tls
 from chronos.node.shards import ShardDriver
-from chronos.workers.replica import tenure
+from chronos.workers.step import tenure
 from chronos.workers.watch import stall
 from tests.harness.certificates import Authority
 from tests.harness.clock import ShiftedClock

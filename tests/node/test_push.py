@@ -18,10 +18,10 @@ from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Leaving, Selection, selection_of
 from chronos.ports import Outgoing, TopicSpec
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import TARGETS_MAX, Pusher, PushSettings
-from chronos.workers.push.targets import Attempt, Refusals, Retries, SetAside, attempt_of
-from chronos.workers.replica.report import LATE_MS, StepReport
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import TARGETS_MAX, Pusher, PushSettings
+from chronos.workers.step.report import LATE_MS, StepReport
+from chronos.workers.step.targets import Attempt, Refusals, Retries, SetAside, attempt_of
 from tests.harness.clock import HandClock
 from tests.harness.drafts import drafted, plan_next, plan_of
 from tests.harness.memory import MemoryStore

@@ -13,8 +13,8 @@ from chronos.core.message import Reason
 from chronos.core.rates import Rate, parse_rate
 from chronos.core.shard.progress import Outcome, Progress, unpack_progress
 from chronos.ports import TopicSpec
-from chronos.workers.push.lanes import RateLimits
 from chronos.workers.replica.leadership import STANDALONE
+from chronos.workers.step.lanes import RateLimits
 from tests.harness.replicas import S, SharedShard
 
 TOPICS = ("mail", "orders", "audit")

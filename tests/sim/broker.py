@@ -15,7 +15,7 @@ from random import Random
 
 from chronos.core.keys import partition_of
 from chronos.core.message import SOURCE, Record
-from chronos.workers.push.letter_topics import ELECTION_MS
+from chronos.workers.step.letter_topics import ELECTION_MS
 from tests.sim.world import START_MS, World
 
 TRANSACTION_MS = 10_000

@@ -19,8 +19,8 @@ from chronos.core.keys import parse_generated_id, partition_of
 from chronos.core.message import Reason, Record
 from chronos.core.series import spread_shift_ms
 from chronos.core.shard.progress import Decision, Outcome, Progress, unpack_progress
-from chronos.workers.push.targets import PROVEN_AT
 from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS
+from chronos.workers.step.targets import PROVEN_AT
 from tests.sim.broker import (
     DEAD_LETTER,
     DELAY,

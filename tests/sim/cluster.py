@@ -16,8 +16,8 @@ from chronos.core.cluster.roles import (
     Request,
     ShardRoles,
 )
-from chronos.workers.push.planned import Limits
 from chronos.workers.replica.checkpoint import CHECKPOINTS_MIN
+from chronos.workers.step.planned import Limits
 from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Partition
 from tests.sim.checker import Checker
 from tests.sim.checkpoints import CheckpointStorage, SeedCheckpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chronos.workers.replica.tenure import SURE_MS
+from chronos.workers.step.tenure import SURE_MS
 from tests.sim.broker import BROKERS, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.cluster import STANDING_MS, STANDINGS, Cluster, ClusterPart
 from tests.sim.log import Faults

@@ -25,11 +25,11 @@ from chronos.workers.cluster.in_sync import InSyncWatch
 from chronos.workers.cluster.membership import Membership
 from chronos.workers.cluster.observer import MasterPosition
 from chronos.workers.cluster.steadiness import Steadiness
-from chronos.workers.push.lanes import RateLimits
-from chronos.workers.push.planned import Limits
-from chronos.workers.replica.horizon import unpulled_ms
 from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.recovery import RecoveryCost
+from chronos.workers.step.horizon import unpulled_ms
+from chronos.workers.step.lanes import RateLimits
+from chronos.workers.step.planned import Limits
 from chronos.workers.watch.reachability import LogReachability
 from chronos.workers.watch.stall import JUDGE_EVERY_MS
 from tests.sim.broker import Brokers

@@ -24,14 +24,14 @@ from chronos.core.shard.progress import Decision, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import Stop
-from chronos.workers.push.lanes import RateLimits, ShardRates
-from chronos.workers.push.planned import Limits
-from chronos.workers.push.targets import Retries
-from chronos.workers.replica.horizon import unpulled_ms
+from chronos.workers.replica.context import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.leadership import Assignment
-from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.horizon import unpulled_ms
+from chronos.workers.step.lanes import RateLimits, ShardRates
+from chronos.workers.step.planned import Limits
+from chronos.workers.step.targets import Retries
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service

@@ -10,15 +10,15 @@ from chronos.core.cron import next_cron
 from chronos.core.shard.codec import State
 from chronos.core.shard.rules import Rules
 from chronos.errors import Deposed, Stop, StoreCorrupt
-from chronos.workers.push.lanes import ShardRates
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import Retries
+from chronos.workers.replica.context import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.leadership import STANDALONE, Assignment
-from chronos.workers.replica.master import ReplicaContext, ReplicaSettings
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import ReplicaState
 from chronos.workers.replica.stored import StoredShard
+from chronos.workers.step.lanes import ShardRates
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import Retries
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
 from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED
 from tests.sim.log import SimLog

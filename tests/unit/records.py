@@ -6,8 +6,8 @@ from typing import Any
 
 from chronos.core.message import ConditionalSchedule, Entry, Record
 from chronos.core.shard.parsing import parse
+from chronos.core.shard.record import WriterEpoch
 from chronos.core.shard.rules import Rules
-from chronos.workers.replica.leadership import WriterEpoch
 
 WRITER = WriterEpoch(
     cluster="shop", node="one", instance="i-1", shards=3, role_epoch=3, log_epoch=4

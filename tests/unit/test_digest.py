@@ -46,8 +46,8 @@ from chronos.core.shard.codec import (
 from chronos.core.shard.digest import PORTION_ROWS, digest
 from chronos.core.shard.progress import unpack_progress
 from chronos.core.shard.shard import Shard
-from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Horizon
 from chronos.workers.replica.retention import Deleter, id_states_kept_ms
+from chronos.workers.step.horizon import UNPULLED_BEFORE_MS, Horizon
 from tests.harness.memory import MemoryStore
 from tests.harness.rows import rows_of
 from tests.harness.table import table

@@ -8,9 +8,9 @@ from chronos.core.keys import REJECTED
 from chronos.core.message import Reason, Record, Rejection
 from chronos.core.shard.letters import Letters
 from chronos.core.shard.step import Staged
-from chronos.workers.push.letter_topics import UNBOUNDED, Refusal
-from chronos.workers.push.letters import Forwards
-from chronos.workers.push.targets import DESCRIBE_EVERY_MS
+from chronos.workers.step.letter_topics import UNBOUNDED, Refusal
+from chronos.workers.step.letters import Forwards
+from chronos.workers.step.targets import DESCRIBE_EVERY_MS
 from tests.sim.broker import Brokers
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer

@@ -9,8 +9,8 @@ from chronos.core.message import Reason
 from chronos.node.histogram import LATENESS_S, Histogram
 from chronos.node.history import MINUTES_MAX, History
 from chronos.node.outcomes import Outcomes
-from chronos.workers.push.planned import LetterCounts
-from chronos.workers.replica.report import StepReport
+from chronos.workers.step.planned import LetterCounts
+from chronos.workers.step.report import StepReport
 
 MINUTE_MS = 60_000
 NOON_MS = 1_800_000_000_000

@@ -11,7 +11,7 @@ from chronos.core.keys import MINUTE_MS, OFFSET_MAX
 from chronos.core.shard.codec import DELIVERED, FRESH, IdState, State
 from chronos.core.shard.order import is_forgotten, kept_from_ms, with_cancel
 from chronos.core.timefmt import MS_MAX
-from chronos.workers.replica.horizon import UNPULLED_BEFORE_MS, Elsewhere, Horizon
+from chronos.workers.step.horizon import UNPULLED_BEFORE_MS, Elsewhere, Horizon
 
 HOUR_MS = 60 * MINUTE_MS
 NOW_MS = 500_000 * HOUR_MS

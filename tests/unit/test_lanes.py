@@ -23,9 +23,9 @@ from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged
 from chronos.ports import TopicInfo
-from chronos.workers.push import lanes
-from chronos.workers.push.lanes import LaneTurns, Openings, SelectionBounds, is_open, lane_for
-from chronos.workers.push.targets import NOT_YET, Target
+from chronos.workers.step import lanes
+from chronos.workers.step.lanes import LaneTurns, Openings, SelectionBounds, is_open, lane_for
+from chronos.workers.step.targets import NOT_YET, Target
 from tests.harness.memory import MemoryStore
 from tests.harness.table import table
 

@@ -19,8 +19,8 @@ from chronos.node.outcomes import (
     is_over,
 )
 from chronos.ports import TopicInfo
-from chronos.workers.push.planned import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
-from chronos.workers.replica.report import StepReport
+from chronos.workers.step.planned import CASES_MAX, IDS_SHOWN, LetterCounts, count_rejected
+from chronos.workers.step.report import StepReport
 
 NOW_MS = 1_800_000_000_000
 

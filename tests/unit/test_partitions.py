@@ -19,10 +19,10 @@ from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, selection_of
 from chronos.errors import ProducerLost
 from chronos.ports import Log, Sent, TopicInfo, Writer
-from chronos.workers.push.partitions import TURN_MESSAGES, WAITS_MS
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import Refusals, Retries
+from chronos.workers.step.partitions import TURN_MESSAGES, WAITS_MS
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import Refusals, Retries
 from tests.harness.clock import HandClock
 from tests.harness.drafts import plan_next, plan_of
 from tests.harness.memory import MemoryStore

@@ -22,11 +22,11 @@ from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, selection_of
 from chronos.ports import Log, TopicInfo
-from chronos.workers.push.lanes import RateLimits, ShardRates
-from chronos.workers.push.letter_topics import UNBOUNDED
-from chronos.workers.push.planned import PlannedTransaction, StepInputs
-from chronos.workers.push.push import Pusher, PushSettings
-from chronos.workers.push.targets import SECOND_LOOK_MS, Refusals, Retries, SetAside
+from chronos.workers.step.lanes import RateLimits, ShardRates
+from chronos.workers.step.letter_topics import UNBOUNDED
+from chronos.workers.step.planned import PlannedTransaction, StepInputs
+from chronos.workers.step.push import Pusher, PushSettings
+from chronos.workers.step.targets import SECOND_LOOK_MS, Refusals, Retries, SetAside
 from tests.harness.drafts import plan_next, plan_of
 from tests.harness.memory import MemoryStore
 from tests.harness.table import table

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from chronos.ports import ReaderMode
-from chronos.workers.replica.pull import Puller
-from chronos.workers.replica.scope import Pull
+from chronos.workers.step.pull import Puller
+from chronos.workers.step.scope import Pull
 from tests.sim.broker import DELAY, Brokers, Transaction
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer

@@ -24,10 +24,10 @@ from chronos.errors import ChronosError, TransactionAborted
 from chronos.node.shards import ShardDriver, Shared, make_shard
 from chronos.node.topics import own_topics
 from chronos.ports import Outgoing, TopicInfo, Writer
-from chronos.workers.push.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
-from chronos.workers.replica.horizon import reached_ms, unforwarded_ms, unpulled_ms
 from chronos.workers.replica.leadership import STANDALONE, Assignment
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.horizon import reached_ms, unforwarded_ms, unpulled_ms
+from chronos.workers.step.letter_topics import ELECTION_MS, REFUSED_PAUSE_MS
 from tests.harness.clock import HandClock
 from tests.harness.memory import MemoryStore
 from tests.harness.writers import AroundWriter

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chronos.core.keys import LIMITED, WHOLE_TOPIC
 from chronos.core.rates import Rate, RateTable, check_pattern, parse_rate, rate_text
-from chronos.workers.push.lanes import BUCKETS_MAX, REPORTED_MAX, RateLimits, ShardRates
+from chronos.workers.step.lanes import BUCKETS_MAX, REPORTED_MAX, RateLimits, ShardRates
 from tests.harness.table import table
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from chronos.core.message import Entry
 from chronos.core.shard.codec import pack_entry
 from chronos.core.shard.step import Leaving, Selection, selection_of
-from chronos.workers.push.targets import (
+from chronos.workers.step.targets import (
     PROVEN_AT,
     REFUSED_MAX,
     TURN_MS,

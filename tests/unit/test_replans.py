@@ -18,8 +18,8 @@ from chronos.core.shard.digest import digest
 from chronos.core.shard.progress import REPLANS_MAX, Progress, unpack_progress
 from chronos.core.timefmt import format_time, parse_time_ms
 from chronos.ports import TopicSpec
-from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.master import HEARTBEAT_MS
 from chronos.zones import zone_of
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, Node, SharedShard, lead

@@ -26,7 +26,6 @@ from chronos.ports import READING_BOUNDED, Appended, Verify, Watermarks, Writer
 from chronos.workers.replica import state as states_module
 from chronos.workers.replica.checkpoint import LogPosition
 from chronos.workers.replica.leadership import FOREIGN_SILENCE_MS, STANDALONE, Assignment
-from chronos.workers.replica.master import HEARTBEAT_MS
 from chronos.workers.replica.phases import (
     NEAR_OFFSETS,
     POLL_MS,
@@ -36,6 +35,7 @@ from chronos.workers.replica.phases import (
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import TRANSITIONS, ReplicaState
+from chronos.workers.step.master import HEARTBEAT_MS
 from tests.harness.memory import MemoryStore
 from tests.harness.replicas import FOLLOW, LEAVE, STEPS_MAX, Node, S, SharedShard, lead
 from tests.harness.rows import rows_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chronos.workers.push.planned import Limits
-from chronos.workers.replica.scope import Pull, Room, Scope, Times, scope_of
+from chronos.workers.step.planned import Limits
+from chronos.workers.step.scope import Pull, Room, Scope, Times, scope_of
 
 LIMITS = Limits(messages=5_000, bytes=1 << 20, linger_ms=2, pull=True, push=True)
 

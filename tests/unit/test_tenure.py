@@ -13,8 +13,8 @@ from chronos.adapters.embedded.log import EmbeddedLog
 from chronos.core.message import Record
 from chronos.errors import TransactionAborted
 from chronos.ports import Appended, Outgoing, Verify, Writer
-from chronos.workers.replica.master import HEARTBEAT_MS
-from chronos.workers.replica.tenure import SURE_MS, TENURE_MS
+from chronos.workers.step.master import HEARTBEAT_MS
+from chronos.workers.step.tenure import SURE_MS, TENURE_MS
 from tests.harness.clock import HandClock
 from tests.harness.replicas import Node, S, SharedShard, lead
 from tests.harness.writers import AroundWriter

@@ -13,8 +13,8 @@ from chronos.core.reach import Reach
 from chronos.core.shard.codec import unpack_lane_state
 from chronos.core.timefmt import format_time
 from chronos.node.shards import ShardDriver
-from chronos.workers.push.lanes import why_parked
 from chronos.workers.replica.state import ReplicaState
+from chronos.workers.step.lanes import why_parked
 from chronos.workers.watch.stall import STEP_MS_MAX
 
 OVERDUE_MS = 1_000

@@ -299,7 +299,7 @@ def _log(node: "Node", config: "Config", stores: "dict[int, Store]") -> Iterator
     from chronos.node.opening import check_identity, identity
 
     if config.log.kind == "kafka":
-        from chronos.workers.push.targets import due_targets
+        from chronos.workers.step.targets import due_targets
 
         due = lambda: {target for store in stores.values() for target in due_targets(store)}  # noqa: E731
         infos = yield from examine_kafka(config, node.clock, due)

@@ -2,7 +2,7 @@
 that the pulled records ask for, the messages that the step settles, and the fates of these.
 
 It is made in three moves: `Shard.stage` reads the records; the master admits what they ask for,
-which may hold or reject records that go elsewhere (`workers.replica.held`); then messages are
+which may hold or reject records that go elsewhere (`workers.step.held`); then messages are
 selected. Only the first move depends on the records alone: whether messages are selected depends on
 what was admitted, because forwarded records share no transaction with deliveries.
 

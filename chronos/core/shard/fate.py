@@ -1,5 +1,5 @@
 """The fate of a message: what becomes of it in a step by its own expiry and by the rhythm of its
-series, whatever its target says (`workers.push.decisions` decides about that afterwards).
+series, whatever its target says (`workers.step.decisions` decides about that afterwards).
 
 An occurrence of a series is missed if a later one is due as well when it is selected for the first
 time, and so are the later ones that are due then. One that was retried, deferred, parked, or moved

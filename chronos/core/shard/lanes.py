@@ -9,7 +9,7 @@ end, the lane's cursor. A record of the delay topic may take a message out of an
 and an upsert may put another one in its place. A message that left is a settled entry behind the
 shard's cursor, unless it has a new time or is parked again.
 
-The master decides when a lane is open, in `workers.push.lanes`. All functions are deterministic
+The master decides when a lane is open, in `workers.step.lanes`. All functions are deterministic
 (law 9)."""
 
 from collections import defaultdict

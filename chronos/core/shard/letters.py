@@ -3,7 +3,7 @@ and what becomes of them. They are rejected, forwarded to another partition, or 
 that cannot be written now are held, and a later step writes them on from their queue (`queues`).
 
 `Shard.stage` refuses the records; the master then holds or rejects some of them, by what their
-destinations say (`workers.replica.held`). The progress record names the reason of each."""
+destinations say (`workers.step.held`). The progress record names the reason of each."""
 
 from collections.abc import Collection, Mapping
 

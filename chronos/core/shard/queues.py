@@ -8,7 +8,7 @@ prefix, in the order of offsets; the progress record in the same transaction nam
 A record that its partition no longer takes, because of its size, goes on to the rejected topic or
 to the queue of that. A shard whose queues are full (`is_full`) pulls nothing more.
 
-The master decides when a destination takes records, in `workers.replica.held`. All functions are
+The master decides when a destination takes records, in `workers.step.held`. All functions are
 deterministic (law 9)."""
 
 from collections import defaultdict

@@ -3,7 +3,7 @@ the shard's read access to the store, and small functions on both.
 
 `shard` and `staging` compute the values, `look_ahead` some of them early. All are frozen except
 `Staged`: after `Shard.stage` the master may still hold or reject records in it
-(`workers.replica.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
+(`workers.step.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set

@@ -17,9 +17,9 @@ from chronos.core.message import Record
 from chronos.core.shard.progress import Progress, is_foreign, unpack_progress
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Staged
-from chronos.core.timefmt import format_time
 from chronos.errors import BatchUnreadable, LogMismatch
 from chronos.ports import Log, Reader, Store
+from chronos.workers.step.foreign import ForeignRecords
 
 log = structlog.get_logger("chronos.shard")
 
@@ -42,47 +42,12 @@ aborted transactions."""
 TAIL_READS_MAX = 10
 """Most reads of them, with a wait between two."""
 
-NAMED_EVERY_MS = 60_000
-"""Least time between two log lines about records of other programs, by their own timestamps."""
-
-HEADERS_SHOWN = 10
-"""Headers of another program's record that its log line names."""
-
 WAITS_MAX = 300
 """How often to wait for records of a batch that is read alone."""
 
 WAIT_S = 0.1
 """How long to wait for delay records that a progress record names before the end of the partition
 is checked."""
-
-
-class ForeignRecords:
-    """The records of other programs in one progress partition, which are stepped over."""
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self._partition_name = f"{topic}/{partition}"
-        self._named_ms: int | None = None
-        self._records = 0
-
-    def stepped_over(self, first: Record, records: int) -> None:
-        """Log the first of them, at most once in NAMED_EVERY_MS, with the number of all since the
-        last log line."""
-        self._records += records
-        if self._named_ms is not None and first.timestamp_ms < self._named_ms + NAMED_EVERY_MS:
-            return
-        headers = ", ".join(
-            f"{name}={content!r:.80}" for name, content in (first.headers or [])[:HEADERS_SHOWN]
-        )
-        log.warning(
-            "records of another program stepped over: allow only Chronos to write to this topic",
-            partition=self._partition_name,
-            records=self._records,
-            offset=first.offset,
-            key=f"{first.key!r:.80}",
-            headers=headers or "none",
-            written=format_time(first.timestamp_ms),
-        )
-        self._named_ms, self._records = first.timestamp_ms, 0
 
 
 class Replayed(Struct, kw_only=True):

@@ -1,21 +1,16 @@
-"""The leadership of a shard: the role that a replica is assigned (`Assignment`), when it may lead
-(`Claim`), and its progress records, which name it (`WriterEpoch`).
+"""The leadership of a shard: the role that a replica is assigned (`Assignment`), and when it may
+lead (`Claim`).
 
 Keeps its part of laws 3 and 5: a replica leads only under a role that is later than every role of
 another node in the progress log, and a standalone node only after another one was silent. Earlier
 masters are fenced by `phases`."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import structlog
 from msgspec import Struct
 
 from chronos.core.shard.codec import State
-from chronos.core.shard.lanes import cursors
-from chronos.core.shard.progress import Decision, Progress, count_outcomes
-from chronos.core.shard.queues import holds, written
-from chronos.core.shard.step import Selection, Staged
 from chronos.errors import Deposed, LogUnavailable, RoleStale
 
 log = structlog.get_logger("chronos.shard")
@@ -112,57 +107,4 @@ class Claim:
             f"node {state.node} (instance {state.instance}) was master of shard {self.shard} until"
             f" {FOREIGN_SILENCE_MS - wait_ms} ms ago; this node takes over once it was silent for"
             f" {FOREIGN_SILENCE_MS // 1_000} s"
-        )
-
-
-class WriterEpoch(Struct, frozen=True, kw_only=True):
-    """The fields of a progress record that name its writer."""
-
-    cluster: str
-    node: str
-    instance: str
-    shards: int
-    role_epoch: int
-    log_epoch: int
-
-    def progress(
-        self,
-        staged: Staged,
-        selection: Selection,
-        decisions: Sequence[Decision] = (),
-        details: Sequence[str] = (),
-        *,
-        held_forwards: int = 0,
-        zone_data: str = "",
-    ) -> Progress:
-        """Return the progress record of a step; `details`: the texts that the decisions number.
-
-        `held_forwards`: number of held records that wait for another partition before this step.
-        `zone_data`: `Progress.zone_data`.
-        """
-        texts = list(details)
-        held = holds(staged.letters.held, texts)
-        return Progress(
-            role_epoch=self.role_epoch,
-            log_epoch=self.log_epoch,
-            cluster=self.cluster,
-            node=self.node,
-            instance=self.instance,
-            shards=self.shards,
-            cursor_due_ms=selection.cursor[0],
-            cursor_offset=selection.cursor[1],
-            pull_offset=staged.pull_offset,
-            counts=count_outcomes(len(selection.items), decisions),
-            refused=tuple(staged.letters.refused),
-            decisions=tuple(decisions),
-            probes=staged.probes,
-            unreadable=tuple(staged.unreadable),
-            lanes=cursors(selection.leaving),
-            details=tuple(texts),
-            horizon_ms=staged.horizon_ms,
-            held=held,
-            written=written(staged.letters.written),
-            held_forwards=held_forwards + staged.letters.held_forwards,
-            replans=tuple(staged.zones.replans),
-            zone_data=zone_data,
         )

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from chronos.core.shard.codec import State
 from chronos.ports import Watermarks
-from chronos.workers.push.letter_topics import LetterTopics
+from chronos.workers.replica.context import ReplicaContext
 from chronos.workers.replica.leadership import Claim
-from chronos.workers.replica.master import ReplicaContext
-from chronos.workers.replica.poison import PoisonSearch
 from chronos.workers.replica.state import ReplicaStatus
 from chronos.workers.replica.stored import StoredShard
+from chronos.workers.step.letter_topics import LetterTopics
+from chronos.workers.step.poison import PoisonSearch
 
 PAUSE_MS = 500
 """Pause after a failure that an immediate retry cannot fix."""

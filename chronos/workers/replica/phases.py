@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from chronos.core.clock import Arrivals
 from chronos.core.shard.codec import State
 from chronos.core.shard.progress import Progress
+from chronos.core.shard.record import WriterEpoch
 from chronos.errors import (
     ApplyFailed,
     ClockDisagrees,
@@ -42,17 +43,18 @@ from chronos.errors import (
     TransactionAborted,
 )
 from chronos.ports import READING_BOUNDED, Writer
-from chronos.workers.push.push import Pusher
 from chronos.workers.replica.follow import Follower
-from chronos.workers.replica.horizon import Horizon
-from chronos.workers.replica.leadership import Assignment, WriterEpoch
-from chronos.workers.replica.master import Master, MasterParts, Stepped
+from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.parts import PAUSE_MS, Closing, ReplicaParts
-from chronos.workers.replica.pull import Puller
 from chronos.workers.replica.recovery import RecoveryCost, Replay, check_positions
-from chronos.workers.replica.report import StepReport
 from chronos.workers.replica.state import CATCHING_UP, ReplicaState
-from chronos.workers.replica.tenure import SURE_MS
+from chronos.workers.step.foreign import ForeignRecords
+from chronos.workers.step.horizon import Horizon
+from chronos.workers.step.master import Master, MasterParts, Stepped
+from chronos.workers.step.pull import Puller
+from chronos.workers.step.push import Pusher
+from chronos.workers.step.report import StepReport
+from chronos.workers.step.tenure import SURE_MS
 
 log = structlog.get_logger("chronos.shard")
 
@@ -491,9 +493,13 @@ class ResolvePhase(ReplayingPhase):
                 kept_ms=stored.id_states_ms,
                 elsewhere=partial(context.elsewhere, self._parts.number),
             ),
+            clock=context.clock,
+            store=context.store,
+            limits=settings.limits,
+            foreign=ForeignRecords(settings.progress_topic, self._parts.number),
+            tracing=context.tracing,
         )
         return Master(
-            context,
             stored.shard,
             parts,
             poison_search=self._parts.poison_search,

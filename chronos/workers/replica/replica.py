@@ -15,13 +15,13 @@ from chronos.core.shard.codec import State
 from chronos.core.shard.shard import Shard
 from chronos.errors import LogMismatch, Retry
 from chronos.ports import Store
-from chronos.workers.push.planned import Limits
-from chronos.workers.replica.master import ReplicaContext
+from chronos.workers.replica.context import ReplicaContext
 from chronos.workers.replica.parts import ReplicaParts
 from chronos.workers.replica.phases import LeadingPhase, Phase, ReplicaTurn, StartPhase
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.state import ReplicaState
 from chronos.workers.replica.stored import StoredShard
+from chronos.workers.step.planned import Limits
 
 
 class Replica:

@@ -3,7 +3,7 @@
 Keeps law 7, nothing pending is ever deleted: entries are deleted by range, up to the cursor of the
 time one retention ago. The state of an id is deleted only if it is still the settled one that its
 expiry entry was written for, and is older than the horizon that the master recorded
-(`workers.replica.horizon`): then no decision depends on it any more, whether or not this worker has
+(`workers.step.horizon`): then no decision depends on it any more, whether or not this worker has
 run (law 9). The worker runs in the thread of its shard, between steps, one bounded batch at a time.
 """
 

@@ -10,7 +10,7 @@ from chronos.core.shard.codec import FRESH, State, unpack_state
 from chronos.core.shard.shard import Shard
 from chronos.errors import ApplyFailed, NoSpace
 from chronos.ports import Watermarks
-from chronos.workers.replica.master import ReplicaContext
+from chronos.workers.replica.context import ReplicaContext
 from chronos.workers.replica.recovery import RecoveryCost, begun
 from chronos.workers.replica.retention import DELETE_EVERY_MS, Deleter
 

@@ -13,7 +13,7 @@ from chronos.core.message import Record
 from chronos.core.size import memory_bytes
 from chronos.errors import BatchUnreadable
 from chronos.ports import Log, Reader, ReaderMode
-from chronos.workers.replica.scope import Pull, Pulled
+from chronos.workers.step.scope import Pull, Pulled
 
 log = structlog.get_logger("chronos.pull")
 

@@ -2,7 +2,7 @@
 forwarded records.
 
 `Forwards` keeps its part of law 8: it names the partitions that take no records at the moment, and
-the records that are too large for the delay topic with their hop, so that `workers.replica.held`
+the records that are too large for the delay topic with their hop, so that `workers.step.held`
 holds what would go to the former and rejects the latter."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ from chronos.core.shard.order import hop
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes, batch_bytes_max
 from chronos.ports import Log, Outgoing, TopicInfo
-from chronos.workers.push.decisions import DeadLetter, DueMessage, OwnHeaders, StepTerms, joined
-from chronos.workers.push.letter_topics import UNBOUNDED, Refusal
-from chronos.workers.push.partitions import Turn
-from chronos.workers.push.targets import DESCRIBE_EVERY_MS
+from chronos.workers.step.decisions import DeadLetter, DueMessage, OwnHeaders, StepTerms, joined
+from chronos.workers.step.letter_topics import UNBOUNDED, Refusal
+from chronos.workers.step.partitions import Turn
+from chronos.workers.step.targets import DESCRIBE_EVERY_MS
 
 HOP_BYTES_MAX = 400
 """Most bytes of the header that names a hop: a topic has at most 249, its numbers and the header's

@@ -20,8 +20,8 @@ from chronos.core.shard.progress import Outcome
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
 from chronos.core.timefmt import format_time
-from chronos.workers.push.lanes import lane_for, why_parked
-from chronos.workers.push.targets import SECOND_LOOK_MS, Retries, SetAside, Target
+from chronos.workers.step.lanes import lane_for, why_parked
+from chronos.workers.step.targets import SECOND_LOOK_MS, Retries, SetAside, Target
 
 RECEIPT_BYTES = 512
 """More than a receipt adds to a message: a message smaller than its topic's limit by this much

@@ -3,9 +3,9 @@ is halved until the message is alone.
 
 Keeps its part of law 8: only that message is retried or dead-lettered, by the next plan; all others
 are delivered. Messages of a target that is set aside share attempts, and are refused together where
-it refuses every message (`workers.push.targets`). Records for the rejected or the dead-letter
+it refuses every message (`workers.step.targets`). Records for the rejected or the dead-letter
 topic, and forwarded ones, that may have failed a transaction are found without halving
-(`workers.push.letter_topics`)."""
+(`workers.step.letter_topics`)."""
 
 from functools import partial
 
@@ -17,10 +17,10 @@ from chronos.core.keys import REJECTED
 from chronos.core.shard.draft import Draft
 from chronos.core.size import batch_bytes
 from chronos.errors import ProducerLost, TransactionAborted
-from chronos.workers.push.letter_topics import DEAD_LETTERS, LetterTopics
-from chronos.workers.push.planned import PlannedTransaction
-from chronos.workers.push.push import Pusher
-from chronos.workers.push.targets import Attempt, AttemptStage, Refusals, attempt_of
+from chronos.workers.step.letter_topics import DEAD_LETTERS, LetterTopics
+from chronos.workers.step.planned import PlannedTransaction
+from chronos.workers.step.push import Pusher
+from chronos.workers.step.targets import Attempt, AttemptStage, Refusals, attempt_of
 
 log = structlog.get_logger("chronos.master")
 

@@ -32,7 +32,7 @@ from chronos.core.shard.progress import LANES_MAX
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Leaving, Selection, Staged, nothing_selected, with_leaving
 from chronos.ports import TopicInfo
-from chronos.workers.push.targets import NOT_YET, Target
+from chronos.workers.step.targets import NOT_YET, Target
 
 QUANTUM_S = 0.05
 """Messages of a limited target leave their lane together, as many as its rate allows in this time

@@ -14,15 +14,15 @@ from chronos.core.message import Reason, Rejection
 from chronos.core.shard.letters import Letters, Prefix
 from chronos.core.shard.queues import is_full, record_of
 from chronos.core.shard.shard import Shard
-from chronos.workers.push.letter_topics import (
+from chronos.workers.step.letter_topics import (
     DESCRIBED_PAUSE_MS,
     LetterTopics,
     LetterTopicState,
     Refusal,
 )
-from chronos.workers.push.planned import Limits
-from chronos.workers.push.push import Pusher
-from chronos.workers.replica.scope import Room
+from chronos.workers.step.planned import Limits
+from chronos.workers.step.push import Pusher
+from chronos.workers.step.scope import Room
 
 
 class HeldQueues:

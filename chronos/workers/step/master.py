@@ -5,7 +5,7 @@ A crash before the commit leaves nothing that a reader of committed records sees
 commit and apply is repaired by replaying the progress record. Keeps its part of laws 2 (never
 early), 3 (exactly once), 5 (one committing master), 6 (a cancel that was readable in time wins) and
 8 (one bad message never stops the others). The phases before and after a leadership are in
-`phases`."""
+`workers.replica.phases`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,11 +28,10 @@ from chronos.core.shard.progress import (
     pack_progress,
 )
 from chronos.core.shard.queues import unreadable_record
+from chronos.core.shard.record import WriterEpoch
 from chronos.core.shard.replans import recorded_version
-from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import Shard
 from chronos.core.shard.step import Selection, Staged, nothing_selected
-from chronos.core.timefmt import MS_MAX
 from chronos.errors import (
     ApplyFailed,
     BatchUnreadable,
@@ -45,27 +44,24 @@ from chronos.ports import (
     CLOCK_TOLERANCE_MS,
     Appended,
     Clock,
-    Log,
     Store,
     Throttle,
     Tracing,
     Writer,
 )
-from chronos.workers.push.decisions import within_targets
-from chronos.workers.push.lanes import LaneTurns, SelectionBounds
-from chronos.workers.push.letter_topics import LetterTopics
-from chronos.workers.push.planned import Limits, PlannedTransaction, StepInputs
-from chronos.workers.push.push import TARGETS_MAX, Pusher
-from chronos.workers.replica.follow import ForeignRecords
-from chronos.workers.replica.held import HeldQueues
-from chronos.workers.replica.horizon import Horizon
-from chronos.workers.replica.leadership import Assignment, WriterEpoch
-from chronos.workers.replica.poison import PoisonSearch, StepFailure
-from chronos.workers.replica.pull import Puller
-from chronos.workers.replica.recovery import RecoveryCost
-from chronos.workers.replica.report import StepReport
-from chronos.workers.replica.scope import Pulled, Scope, Times, scope_of
-from chronos.workers.replica.tenure import Tenure
+from chronos.workers.step.decisions import within_targets
+from chronos.workers.step.foreign import ForeignRecords
+from chronos.workers.step.held import HeldQueues
+from chronos.workers.step.horizon import Horizon
+from chronos.workers.step.lanes import LaneTurns, SelectionBounds
+from chronos.workers.step.letter_topics import LetterTopics
+from chronos.workers.step.planned import Limits, PlannedTransaction, StepInputs
+from chronos.workers.step.poison import PoisonSearch, StepFailure
+from chronos.workers.step.pull import Puller
+from chronos.workers.step.push import TARGETS_MAX, Pusher
+from chronos.workers.step.report import StepReport
+from chronos.workers.step.scope import Pulled, Scope, Times, scope_of
+from chronos.workers.step.tenure import Tenure
 
 log = structlog.get_logger("chronos.master")
 
@@ -82,48 +78,6 @@ LINGERING_MAX = 50
 """A step with fewer records pulled and messages delivered is followed by a rest, because the next
 ones then share the cost of a transaction; after a larger one the next begins at once. A shard with
 5,000 messages a second has more in each step: its lateness does not grow."""
-
-
-class ReplicaSettings(Struct, frozen=True, kw_only=True):
-    """The settings of a replica, from the configuration."""
-
-    limits: Limits
-    delay_topic: str
-    progress_topic: str
-    cluster: str
-    """The name that progress records carry."""
-    node: str
-    instance: str
-    """Id of the node's data directory."""
-    delivered_ms: int | None
-    """Retention of settled messages; None: no deleter."""
-    deduplication_ms: int
-
-
-class ReplicaContext(Struct, frozen=True, kw_only=True):
-    """The parts of a node that a replica and its master work with."""
-
-    log: Log
-    store: Store
-    clock: Clock
-    rules: Rules
-    settings: ReplicaSettings
-    pusher: Callable[[], Pusher]
-    """Makes the pusher of one leadership."""
-    guard: Callable[[], str | None]
-    """Returns why no step may begin now; None if one may."""
-    assigned: Callable[[], Assignment]
-    """Returns the assignment as of now."""
-    restore: Callable[[RecoveryCost], bool] = lambda cost: False
-    """Replaces the store's contents by a checkpoint where that is needed or cheaper than the
-    replay; returns whether it did, and raises Retry while it cannot be done."""
-    bounded: bool = False
-    """Read the delay partition in bounded memory, see `ports.ReaderMode`."""
-    elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """Returns the horizon of the other shards (epoch ms): every record that they still forward to
-    this one has a first timestamp at or after it."""
-    tracing: Tracing | None = None
-    """Observes the committed steps; None: tracing is off."""
 
 
 class Stepped(Struct, frozen=True, kw_only=True):
@@ -145,6 +99,11 @@ class MasterParts(Struct, frozen=True, kw_only=True):
     pusher: Pusher
     epoch: WriterEpoch
     horizon: Horizon
+    clock: Clock
+    store: Store
+    limits: Limits
+    foreign: ForeignRecords
+    tracing: Tracing | None
 
 
 class Master:
@@ -152,7 +111,6 @@ class Master:
 
     def __init__(
         self,
-        context: ReplicaContext,
         shard: Shard,
         parts: MasterParts,
         *,
@@ -160,21 +118,18 @@ class Master:
         letters: LetterTopics,
     ) -> None:
         """`poison_search`, `letters`: of the replica, which keeps them for its next leadership."""
-        self._context = context
         self._shard = shard
+        self._parts = parts
         self._writer = parts.writer
         self._puller = parts.puller
         self._pusher = pusher = parts.pusher
-        self._writer_epoch = parts.epoch
-        self._horizon = parts.horizon
-        self._clock = clock = context.clock
-        self._limits = limits = context.settings.limits
+        self._clock = clock = parts.clock
+        self._limits = limits = parts.limits
         self._look_ahead: LookAhead[PlannedTransaction] = LookAhead(shard)
         self._poison_search = poison_search
         self._letters = letters
         self._held = HeldQueues(shard, letters, pusher, limits)
         self._zones = shard.zone_walk()
-        self._foreign = ForeignRecords(context.settings.progress_topic, shard.rules.shard)
         self.lanes = LaneTurns(
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
@@ -193,7 +148,7 @@ class Master:
         self._heartbeat()
 
     def _horizon_ms(self, now_ms: int) -> int:
-        return self._horizon.at(self._shard.state, now_ms)
+        return self._parts.horizon.at(self._shard.state, now_ms)
 
     def step(self, now_ms: int) -> Stepped:
         """Do one step, of at most one transaction besides a heartbeat that is overdue."""
@@ -279,10 +234,9 @@ class Master:
         self._puller.release(pulled)
         if staged.unreadable:
             self._puller.skip_to(staged.pull_offset)
-        if self._context.tracing is not None and pulled.parsed is not None:
-            self._context.tracing.accepted(
-                self._shard.rules.shard, report.committed_ms, pulled.parsed, staged
-            )
+        tracing = self._parts.tracing
+        if tracing is not None and pulled.parsed is not None:
+            tracing.accepted(self._shard.rules.shard, report.committed_ms, pulled.parsed, staged)
 
     def _next_call_ms(self, draft: Draft) -> int:
         """Return when to be called again after a committed step (epoch ms)."""
@@ -514,8 +468,8 @@ class Master:
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)
         shard, committed_ms = self._shard.rules.shard, self.tenure.committed_ms
-        if self._context.tracing is not None:
-            self._context.tracing.settled(shard, committed_ms, selection, plan.decisions)
+        if self._parts.tracing is not None:
+            self._parts.tracing.settled(shard, committed_ms, selection, plan.decisions)
         report = StepReport.of(draft, plan, shard=shard, committed_ms=committed_ms)
         report.write(shard)
         return report
@@ -529,7 +483,7 @@ class Master:
     ) -> Progress:
         state = self._shard.state
         version = self._shard.rules.zone_data.version
-        return self._writer_epoch.progress(
+        return self._parts.epoch.progress(
             staged,
             selection,
             decisions,
@@ -601,7 +555,7 @@ class Master:
                 )
             first, count = first or record, count + 1
         if first is not None:
-            self._foreign.stepped_over(first, count)
+            self._parts.foreign.stepped_over(first, count)
         self.tenure.check_appended(timestamp_ms)
 
     def _apply(
@@ -618,7 +572,7 @@ class Master:
                 timestamp_ms=appended.timestamp_ms,
                 writes=self._look_ahead.writes(staged, selection),
             )
-            self._context.store.write(changes.puts, changes.deletes)
+            self._parts.store.write(changes.puts, changes.deletes)
         except Retry as error:
             raise ApplyFailed(
                 f"a committed step could not be written to the store: {error}"

@@ -14,7 +14,7 @@ from msgspec import Struct
 from chronos.core.shard.draft import Draft
 from chronos.core.shard.progress import Outcome
 from chronos.core.shard.step import Selection
-from chronos.workers.push.planned import LetterCounts, PlannedTransaction, count_rejected
+from chronos.workers.step.planned import LetterCounts, PlannedTransaction, count_rejected
 
 log = structlog.get_logger("chronos.master")
 

@@ -24,7 +24,7 @@ from chronos.core.shard.step import Selection
 from chronos.core.shard.wheel import Item
 from chronos.core.size import batch_bytes
 from chronos.ports import Log, TopicInfo, TopicSpec
-from chronos.workers.push.decisions import (
+from chronos.workers.step.decisions import (
     DeadLetter,
     Decided,
     Deliver,
@@ -36,17 +36,17 @@ from chronos.workers.push.decisions import (
     offset_s,
     target_refusal,
 )
-from chronos.workers.push.lanes import Openings, RateLimits, ShardRates, is_open
-from chronos.workers.push.letter_topics import (
+from chronos.workers.step.lanes import Openings, RateLimits, ShardRates, is_open
+from chronos.workers.step.letter_topics import (
     DESCRIBED_PAUSE_MS,
     REFUSED_PAUSE_MS,
     UNBOUNDED,
     Refusal,
 )
-from chronos.workers.push.letters import Forwards, LetterRecords
-from chronos.workers.push.partitions import TURN_MESSAGES, Partitions
-from chronos.workers.push.planned import IDS_SHOWN, PlannedTransaction, StepInputs
-from chronos.workers.push.targets import (
+from chronos.workers.step.letters import Forwards, LetterRecords
+from chronos.workers.step.partitions import TURN_MESSAGES, Partitions
+from chronos.workers.step.planned import IDS_SHOWN, PlannedTransaction, StepInputs
+from chronos.workers.step.targets import (
     Attempt,
     Refusals,
     Retries,

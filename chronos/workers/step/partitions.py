@@ -16,7 +16,7 @@ from chronos.core.keys import partition_of
 from chronos.core.selector import FAILED_MS, NO_LEADER, BrokerLatency, Selector
 from chronos.errors import ProducerLost
 from chronos.ports import Clock, Sent, TopicInfo, Writer
-from chronos.workers.push.targets import Targets
+from chronos.workers.step.targets import Targets
 
 log = structlog.get_logger("chronos.push")
 

@@ -12,9 +12,9 @@ from chronos.core.keys import Lane
 from chronos.core.message import TARGET_TOPIC, Reason, Record, Rejection
 from chronos.core.shard.progress import Decision
 from chronos.ports import Outgoing
-from chronos.workers.push.letter_topics import DEAD_LETTERS, UNBOUNDED, Refusal
-from chronos.workers.push.partitions import Turn
-from chronos.workers.push.targets import Attempt, Refusals
+from chronos.workers.step.letter_topics import DEAD_LETTERS, UNBOUNDED, Refusal
+from chronos.workers.step.partitions import Turn
+from chronos.workers.step.targets import Attempt, Refusals
 
 
 class Limits(Struct, frozen=True, kw_only=True):

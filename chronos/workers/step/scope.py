@@ -14,7 +14,7 @@ from msgspec import Struct
 from chronos.core.message import Record
 from chronos.core.shard.step import Parsed
 from chronos.errors import BatchUnreadable
-from chronos.workers.push.planned import Limits
+from chronos.workers.step.planned import Limits
 
 
 class Pull(Enum):

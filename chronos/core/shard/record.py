@@ -1,0 +1,64 @@
+"""The progress record of a step: what its writer says of itself, of the draft and of the decisions.
+`progress` has its format."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from chronos.core.shard.lanes import cursors
+from chronos.core.shard.progress import Decision, Progress, count_outcomes
+from chronos.core.shard.queues import holds, written
+from chronos.core.shard.step import Selection, Staged
+
+
+class WriterEpoch(Struct, frozen=True, kw_only=True):
+    """The fields of a progress record that name its writer."""
+
+    cluster: str
+    node: str
+    instance: str
+    shards: int
+    role_epoch: int
+    log_epoch: int
+
+    def progress(
+        self,
+        staged: Staged,
+        selection: Selection,
+        decisions: Sequence[Decision] = (),
+        details: Sequence[str] = (),
+        *,
+        held_forwards: int = 0,
+        zone_data: str = "",
+    ) -> Progress:
+        """Return the progress record of a step; `details`: the texts that the decisions number.
+
+        `held_forwards`: number of held records that wait for another partition before this step.
+        `zone_data`: `Progress.zone_data`.
+        """
+        texts = list(details)
+        held = holds(staged.letters.held, texts)
+        return Progress(
+            role_epoch=self.role_epoch,
+            log_epoch=self.log_epoch,
+            cluster=self.cluster,
+            node=self.node,
+            instance=self.instance,
+            shards=self.shards,
+            cursor_due_ms=selection.cursor[0],
+            cursor_offset=selection.cursor[1],
+            pull_offset=staged.pull_offset,
+            counts=count_outcomes(len(selection.items), decisions),
+            refused=tuple(staged.letters.refused),
+            decisions=tuple(decisions),
+            probes=staged.probes,
+            unreadable=tuple(staged.unreadable),
+            lanes=cursors(selection.leaving),
+            details=tuple(texts),
+            horizon_ms=staged.horizon_ms,
+            held=held,
+            written=written(staged.letters.written),
+            held_forwards=held_forwards + staged.letters.held_forwards,
+            replans=tuple(staged.zones.replans),
+            zone_data=zone_data,
+        )
