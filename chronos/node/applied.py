@@ -8,7 +8,7 @@ from collections import OrderedDict
 from chronos.workers.replica.phases import ReplicaTurn
 
 REFUSALS_REMEMBERED = 20_000
-"""Refusals kept for HTTP requests that wait for the outcome of their action."""
+"""Refusals, and upserts, kept for HTTP requests that wait for the outcome of their action."""
 
 
 class AppliedRecords:

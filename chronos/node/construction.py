@@ -1,9 +1,9 @@
-"""The construction of a node: opens the log and the stores, and makes all other parts of a process,
-none of them started.
+"""The construction of a node: opens the log and the stores, and makes the other `NodeParts`, none
+of them started.
 
-`construct` returns a complete value or raises; then everything that it opened is closed again. It
-chooses the adapter behind each port, and connects the parts: which function of a node a part calls
-is written here, and nowhere else."""
+`construct` returns a complete value or raises; if it raises, everything that it opened is closed
+again. It opens the adapters (`opening`, `cluster`), and connects the parts: the functions of a node
+that they call are passed to them here."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -72,7 +72,7 @@ EXPIRE_EVERY_S = 60.0
 
 
 class NodeParts(Struct, frozen=True, kw_only=True):
-    """The parts of a node that is running, or is about to."""
+    """The parts of a node that is running, or is about to run."""
 
     log: Log
     topics: TopicWatch
@@ -191,9 +191,10 @@ def _reachability(config: Config, log_port: Log, clock: Clock) -> LogReachabilit
 
 
 def _topics(config: Config, log_port: Log) -> tuple[TopicWatch, Mapping[str, TopicInfo]]:
-    """Return the watch over the topics, which are checked, and created where they may be."""
-    # A broker shows it only after all that was asked for before, which takes a minute for some
-    # thousand partitions: one request creates all.
+    """Return the watch over the topics, which are checked, and created where they may be, and their
+    descriptions."""
+    # A broker shows the cluster topic only after all topics that it was asked for before, which
+    # takes a minute for some thousand partitions: one request creates all.
     is_on_kafka = config.coordinator.kind == "kafka"
     topics, others = own_topics(config), [cluster_topic(config)] if is_on_kafka else []
     infos = log_port.prepare([*topics, *others], create=config.topics.create)

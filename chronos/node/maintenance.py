@@ -21,16 +21,17 @@ from chronos.workers.watch.reachability import LogReachability
 log = structlog.get_logger("chronos.node")
 
 MAINTENANCE_S = 1.0
-"""How often the maintenance thread checks whether a part of its work is due."""
+"""How often the maintenance thread checks whether a job is due."""
 
 REST_S, REST_TIMES = 30.0, 20
-"""How long a store is not compacted again: so long at least, and so many times what it took."""
+"""How long a store is not compacted again: at least REST_S, and at least REST_TIMES as long as the
+compaction took."""
 
 CAUSES_EVERY_S = 5.0
 """How often the targets of recent dead letters are looked at."""
 
 CAUSES_MAX = 100
-"""Most of them that are looked at."""
+"""Most of these targets that are looked at each time."""
 
 
 class Job:

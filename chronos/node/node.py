@@ -146,8 +146,9 @@ class Node:
 
         1. raise the limit of open files if it is too low, and lock the data directory, 2. open the
            log and check its topics, 3. construct the copier, the membership and the bootstrap,
-        4. open the stores that are there and construct all shards, 5. join the cluster, 6. start
-           the shards with a store, 7. start the maintenance, the watch and the checkpoints
+        4. open the stores that are there and construct all shards, 5. start the pings of the log,
+           and join the cluster, 6. start the shards with a store, 7. start the maintenance, the
+           compaction, the watch and the checkpoints
 
         A member of a cluster starts the other shards once it knows the roles, if it holds them.
         """
@@ -245,8 +246,8 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """True if every replica is in place, none is paused, a broker answers, and no topic is
-        missing."""
+        """True if no error ended the node, every replica is in place, none is paused, a broker
+        answers, and nothing is wrong with the topics."""
         return (
             self.failure is None
             and self.degraded is None
@@ -347,8 +348,8 @@ class Node:
     def stop(self) -> None:
         """Stop everything in order; the stores are flushed, so that the next start replays nothing.
 
-        1. have other nodes take over the shards, 2. end the checkpoints, 3. end the maintenance and
-           the shards' steps, and send their last spans,
+        1. have other nodes take over the shards, 2. end the checkpoints, 3. end the maintenance,
+           the compaction, the pings, the watch and the shards' steps, and send their last spans,
         4. leave the cluster, 5. close the stores, the log and the data directory
         """
         self._leaving = True

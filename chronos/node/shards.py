@@ -1,5 +1,5 @@
-"""The shards of a node: the replica of each, the thread that drives it, and its report to the
-cluster.
+"""The drivers of a node's shards: the replica of each, the thread that runs it, and its report to
+the cluster.
 
 The driver of a shard runs the steps of its replica in a thread, and waits between them. Other
 threads read the shard through the driver, and wait for what it applies (`AppliedRecords`)."""
@@ -48,12 +48,12 @@ from chronos.workers.watch.stall import STEP_MS_MAX, ShardStall
 log = structlog.get_logger("chronos.shard")
 
 WAIT_MAX_S = 0.2
-"""Longest wait of a replica that waits for something else than a record, and for a reader whose
+"""Longest wait of a replica that waits for something other than a record, and for a reader whose
 waits cannot be ended, so that a stop or another assignment is noticed."""
 
 STEP_EVERY_S = 5.0
-"""Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and tells
-that the disk is full."""
+"""Longest time between two steps of a replica with nothing to do: each costs some 0.5 ms, and
+notices a full disk."""
 
 STARTS = CATCHING_UP | {ReplicaState.NONE, ReplicaState.STEPPED_DOWN}
 """States from which a replica starts, or goes on starting."""
@@ -66,17 +66,17 @@ class Shared(Struct, frozen=True, kw_only=True):
     log: Log
     clock: Clock
     instance: str
-    """Of the data directory."""
+    """The id of the data directory."""
     guard: Callable[[], str | None]
     """Returns why no step may begin now; None if one may."""
     failed: Callable[[ChronosError], None]
-    """Called once, with the error that ended the thread of a shard."""
+    """Called with the error that ended the thread of a shard."""
     changed: Callable[[], None] = lambda: None
     """Called after a step that changed the state of a replica."""
     outcomes: Outcomes = field(default_factory=Outcomes)
     """Where the outcomes of steps are counted."""
     turns: StartTurns = field(default_factory=StartTurns)
-    """For the steps of starting replicas."""
+    """The turns of starting replicas."""
     limits: RateLimits | None = None
     """The rate limits in force; None: those of the configuration."""
     selector: Selector | None = None
@@ -88,7 +88,7 @@ class Shared(Struct, frozen=True, kw_only=True):
 
 
 class ShardDriver:
-    """Runs one shard of this node, in a thread that it has only while the node holds the shard."""
+    """The driver of one shard of this node; it has a thread only while the node holds the shard."""
 
     def __init__(
         self, replica: Replica, shared: Shared, assigned: Callable[[], Assignment]
@@ -99,12 +99,13 @@ class ShardDriver:
         self.lateness = Histogram(LATENESS_S)
         """Lateness of the delivered messages."""
         self.steps = Histogram(STEP_S)
-        """Duration of the steps that committed a transaction."""
+        """Duration of the steps that have a report, see `Stepped.report`."""
         self.stall = ShardStall()
         """Whether the replica stands still, where it gives no reason itself; judged by
         `ShardWatch`."""
         self.step_began_ms: int | None = None
-        """When the thread began the current step (epoch ms); None without a thread."""
+        """When the thread began its last step (epoch ms); None without a thread, or while it waits
+        for its turn."""
         self.turns = ShardTurns(shared.turns)
         """The turns of its start."""
         self.outcomes = shared.outcomes
@@ -138,19 +139,19 @@ class ShardDriver:
 
     @property
     def paused(self) -> str | None:
-        """Why the replica is paused, reads its log slowly, or stands still, for people; None if it
-        works."""
+        """Why the replica is paused, reads its log slowly, waits for its turn, or stands still, for
+        people; None if it works."""
         replica = self.replica
         return replica.paused or replica.delayed or self.turns.queued or self.stall.why
 
     @property
     def commits(self) -> int:
-        """Transactions committed by this process."""
+        """Transactions committed by this process, without heartbeats."""
         return self.replica.commits
 
     @property
     def aborts(self) -> int:
-        """Transactions aborted or lost by this process."""
+        """Transactions of this process that failed: aborted, lost, or not applied."""
         return self.replica.aborts
 
     @property
@@ -191,8 +192,8 @@ class ShardDriver:
         )
 
     def step_soon(self) -> None:
-        """Have the thread step within WAIT_MAX_S: its assignment, a limit or the wall clock may be
-        another one."""
+        """Have the thread step within WAIT_MAX_S: its assignment, a limit or the wall clock may
+        have changed."""
         self._soon.set()
         # A step that changes the reader comes before the thread looks at `_soon`.
         waker = self.replica.waker
@@ -227,7 +228,7 @@ class ShardDriver:
                 self._soon.clear()
                 if self._stopping.is_set():
                     break
-                # One that reads in bounded memory waits for a turn of that in its steps.
+                # A replica that reads in bounded memory waits for its turn to read in its steps.
                 is_starting = replica.role in STARTS and replica.delayed is None
                 if is_starting and not self._take_turn():
                     break
@@ -453,7 +454,7 @@ def look(shard: Shown, *, leads: bool, now_ms: int) -> MasterPosition | None:
     not show that now.
 
     `leads`: the master is this node. A follower that is paused, or whose thread hangs, stands still
-    by itself; so does a deposed master that has not noticed it."""
+    for its own reasons; so does a deposed master that has not noticed it."""
     role, began_ms = shard.role, shard.step_began_ms
     if role not in {ReplicaState.MASTER, ReplicaState.FOLLOWER} or (
         role is ReplicaState.MASTER and not leads

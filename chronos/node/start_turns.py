@@ -18,9 +18,9 @@ QUEUED_S = 5.0
 
 
 class StartTurns:
-    """Bounds the steps of starting replicas that run at a time, and gives the turns in the order in
-    which they were asked for, but takeovers come first: their shard has no master meanwhile. A
-    thread that waits costs nothing, however many do."""
+    """The turns of starting replicas: bounds how many of their steps run at a time. Turns come in
+    the order in which they were asked for, but those of takeovers first: their shard has no master
+    meanwhile. Threads that wait use no processor time, however many they are."""
 
     def __init__(self, at_once: int = STARTS_AT_ONCE) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class StartTurns:
         return len(self._takeovers) + len(self._others)
 
     def take(self, called: threading.Event, *, takeover: bool = False) -> bool:
-        """Wait for a turn; False if `called` was set by another than this object."""
+        """Wait for a turn; False if `called` was set by something other than this object."""
         queue = self._takeovers if takeover else self._others
         with self._lock:
             if self._free:
@@ -59,7 +59,7 @@ class StartTurns:
 
     def rest(self, called: threading.Event, timeout_s: float) -> None:
         """Wait until `called` is set, or for the time; longer where more threads rest than have a
-        turn at a time, so that hundreds that poll cost what these do."""
+        turn at a time, so that hundreds that poll cost no more than that many."""
         with self._lock:
             self._resting += 1
             timeout_s *= max(1.0, self._resting / self._at_once)

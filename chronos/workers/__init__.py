@@ -1,6 +1,6 @@
 """The work of a node, as steps over the ports: the steps of a master (`step`), a replica of a shard
-and the phases before and after a leadership (`replica`), the membership of the cluster (`cluster`),
-and what is watched beside the shards (`watch`).
+with its phases (`replica`), the membership of the cluster (`cluster`), and the watches beside the
+shards (`watch`).
 
 Of Chronos it imports the ports, the core and the errors only. It starts no thread and reads no
 configuration: `node` gives it its settings, and runs it."""

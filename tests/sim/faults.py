@@ -122,7 +122,7 @@ FAULTS: Faults = {
         Change("if reached:", "if True:", "take")
     ],
     "messages are delivered in the transaction that forwards records": [
-        Change("not letters.are_none:", "letters.rejections:")
+        Change("or letters.are_written:", "or letters.rejections:")
     ],
     "the end of the log counts as reached though a rest is not staged": [
         # A step stages two records, as it does where each has a cron expression.
@@ -130,7 +130,7 @@ FAULTS: Faults = {
         Change("records[at : at + PARSED_AT_ONCE]", "records[at : at + 2]"),
         Change("if checks >= CRON_CHECKS_MAX:", "if True:"),
         Change(
-            "reached_ms = pulled.reached_ms if is_all else self._puller.reached_ms",
+            "reached_ms = pulled.reached_ms if parsed_all else self._puller.reached_ms",
             "reached_ms = pulled.reached_ms",
         ),
     ],

@@ -1,13 +1,13 @@
-"""The draft: one step as the shard sees it, before any target is asked. It consists of the changes
-that the pulled records ask for, the messages that the step settles, and the fates of these.
+"""The draft: one step before its plan. It consists of the changes that the pulled records ask for,
+the messages that the step settles, and the fates of these messages.
 
-It is made in three moves: `Shard.stage` reads the records; the master admits what they ask for,
-which may hold or reject records that go elsewhere (`workers.step.held`); then messages are
-selected. Only the first move depends on the records alone: whether messages are selected depends on
-what was admitted, because forwarded records share no transaction with deliveries.
+It is made in this order: `Shard.stage` reads the records; the master admits what they ask for, and
+may hold or reject records that are to be written to another topic or partition
+(`workers.step.held`); then messages are selected. The selection depends on what was admitted,
+because rejected and forwarded records share no transaction with deliveries.
 
-A draft changes nothing. The push makes a plan of it, and once that is committed `Shard.apply` does
-what draft and progress record say."""
+A draft changes no state. `workers.step.push` makes a plan of it; once the plan is committed,
+`Shard.apply` returns the write to the store that the draft and the progress record ask for."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from chronos.core.shard.step import Selection, Staged
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """What one step asks of the push and of the store."""
+    """The changes, messages and fates of one step, before its plan."""
 
     staged: Staged
     selection: Selection
@@ -26,11 +26,11 @@ class Draft(Struct, frozen=True, kw_only=True):
     now_ms: int
     """Time of the step (epoch ms)."""
     until_ms: int
-    """The messages that were due by this time (epoch ms) were selected, within the bounds of a
-    step."""
+    """Latest due time (epoch ms) of a message that the step may select."""
 
     @property
     def has_work(self) -> bool:
-        """A record or a message needs a commit now. Occurrences that are planned again need one
-        too, and are no work of the users."""
+        """True if a pulled record, a selected message or an unreadable range needs a commit now.
+        Occurrences that newer zone data move, and held records that are written to their
+        destination, need one too, and do not count here."""
         return bool(self.pulled or self.selection.items or self.staged.unreadable)

@@ -1,5 +1,5 @@
 """The fate of a message: what becomes of it in a step by its own expiry and by the rhythm of its
-series, whatever its target says (`workers.step.decisions` decides about that afterwards).
+series, regardless of its target (`workers.step.decisions` decides about that afterwards).
 
 An occurrence of a series is missed if a later one is due as well when it is selected for the first
 time, and so are the later ones that are due then. One that was retried, deferred, parked, or moved
@@ -8,8 +8,8 @@ occurrence is delivered. Otherwise all that were missed together count as one: `
 the last of them, `skip` none.
 
 Keeps its part of law 8: a rhythm whose next time cannot be computed on this machine makes a dead
-letter of its message. Only a master computes fates; replay takes them from the progress record
-(law 9)."""
+letter of its message. Only a master computes fates; replay takes the outcomes from the progress
+record (law 9)."""
 
 from collections.abc import Mapping
 
@@ -30,8 +30,8 @@ from chronos.core.shard.step import Selection
 from chronos.core.timefmt import format_time
 
 EXPRESSIONS_MAX = 200
-"""Different cron expressions of which one step computes times: up to 1 ms each after an outage, and
-0.02 ms else."""
+"""Most different cron expressions whose times one step computes: each takes up to 1 ms after an
+outage, and 0.02 ms otherwise."""
 
 NEVER_MS = 1 << 62
 """Later than any time of a step."""
@@ -70,13 +70,13 @@ class Fates(Struct, frozen=True, kw_only=True):
     """The fates of the messages of one selection."""
 
     of: Mapping[int, Fate]
-    """By source offset; a message without one is delivered, once."""
+    """Fate by source offset; a message without a fate is delivered, once."""
     from_ms: int = 0
-    """With `until_ms`: the times of a step (epoch ms) at which they are the same."""
+    """With `until_ms`: first and last time of a step (epoch ms) for which these fates hold."""
     until_ms: int = NEVER_MS
 
     def hold(self, now_ms: int) -> bool:
-        """Return whether they are the same in a step at this time."""
+        """Return whether these fates hold in a step at this time (epoch ms)."""
         return self.from_ms <= now_ms <= self.until_ms
 
 
@@ -124,11 +124,11 @@ def fate_of(
 def _of_series(
     entry: Entry, offset: int, shard: int, now_ms: int, zone_data: ZoneData
 ) -> Fate | None:
-    """Return the fate of an occurrence by the rhythm of its series alone; None if it is the last
-    one and was not missed."""
+    """Return the fate of an occurrence by the rhythm of its series alone; None if it is delivered
+    as the last one."""
     repetition = repetition_of(entry)
     assert repetition is not None, "a message without a repetition has no rhythm"
-    # The time to which the rhythm has come: positions are later than it by the spread.
+    # The latest planned time that is over: the position of a message is later by the spread.
     reached_ms = now_ms - shift_ms(entry, shard, offset)
     planned, occurrence = planned_ms(entry, repetition), entry.occurrence
     next_cron = zone_data.next_cron

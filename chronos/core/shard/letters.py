@@ -1,9 +1,10 @@
-"""The letters of a step: the records of the delay topic that are refused, each with its reason,
-and what becomes of them. They are rejected, forwarded to another partition, or counted only; those
-that cannot be written now are held, and a later step writes them on from their queue (`queues`).
+"""The refused records of a step, each with its reason. They become letters, that is, they are
+rejected or forwarded to another partition, or they are counted only. Those that cannot be written
+now are held, and a later step writes them from their queue to their destination (`queues`). Dead
+letters, which are made of messages, are in `workers.step.letters`.
 
-`Shard.stage` refuses the records; the master then holds or rejects some of them, by what their
-destinations say (`workers.step.held`). The progress record names the reason of each."""
+`Shard.stage` refuses the records; the master then holds or rejects some of them, depending on what
+their destinations take (`workers.step.held`). The progress record names the reason of each."""
 
 from collections.abc import Collection, Mapping
 
@@ -19,7 +20,7 @@ UNCOPIED = frozenset({Reason.IGNORED, Reason.REPEATED})
 
 
 class Held(Struct, frozen=True, gc=False):
-    """A refused record that begins to wait for its destination."""
+    """A refused record that waits for its destination from this step on."""
 
     record: Record
     destination: int
@@ -43,21 +44,23 @@ class Prefix(Struct, frozen=True, kw_only=True):
 
 
 class Letters(Struct, kw_only=True):
-    """The refused records of one step. `Shard.stage` fills it; afterwards the master may hold or
-    reject records in it."""
+    """The refused records of one step, and the held ones that it writes. `Shard.stage` fills it;
+    afterwards the master may hold or reject records in it, or add held ones."""
 
     refused: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """`(offset, Reason)` of every refused record, in order."""
     rejections: list[tuple[Record, Rejection]] = msgspec.field(default_factory=list)
-    """Records that go to the rejected topic, of this step or held; empty on replay."""
+    """Records that go to the rejected topic, pulled in this step or held before; empty on
+    replay."""
     forwards: list[tuple[Record, int]] = msgspec.field(default_factory=list)
-    """Records that go on to another partition of the delay topic, and its number, of this step or
-    held; empty on replay."""
+    """Records that are forwarded to another partition of the delay topic, each with its number,
+    pulled in this step or held before; empty on replay."""
     held: list[Held] = msgspec.field(default_factory=list)
     """The refused records that wait for their destination, in the order of `Progress.held`; in a
     step with `written`, the records that go to another queue."""
     written: list[Prefix] = msgspec.field(default_factory=list)
-    """The first records of queues, which are written on; such a step stages no record."""
+    """The first records of queues, which this step writes to their destinations; such a step pulls
+    no record."""
     ignored: int = 0
     forwarded: int = 0
 
@@ -70,7 +73,7 @@ class Letters(Struct, kw_only=True):
             self.forwarded += 1
 
     def reject_forwards(self, too_large: Mapping[int, str]) -> None:
-        """Reject records that were to be forwarded: offset -> why they are too large."""
+        """Reject the records in `too_large`, offset -> why, which were to be forwarded."""
         forwards, self.forwards = self.forwards, []
         for record, partition in forwards:
             why = too_large.get(record.offset)
@@ -120,9 +123,9 @@ class Letters(Struct, kw_only=True):
         )
 
     @property
-    def are_none(self) -> bool:
-        """No record is rejected or forwarded in this step."""
-        return not (self.rejections or self.forwards)
+    def are_written(self) -> bool:
+        """A record is rejected or forwarded in this step, and not held."""
+        return bool(self.rejections or self.forwards)
 
     @property
     def begun(self) -> int:
@@ -131,15 +134,15 @@ class Letters(Struct, kw_only=True):
 
     @property
     def rejected_in_all(self) -> int:
-        """Number of records that are rejected in this step. Held ones count when they are written
-        on."""
+        """Number of records that are rejected in this step. Held ones count when they are
+        written."""
         at_once = len(self.refused) - self.ignored - self.forwarded - self.begun
         return at_once + self._rejected_on
 
     @property
     def forwarded_in_all(self) -> int:
-        """Number of records that are forwarded in this step. Held ones count when they are written
-        on."""
+        """Number of records that are forwarded in this step. Held ones count when they are
+        written."""
         written = sum(len(prefix.rows) for prefix in self.written) - self._requeued
         return self.forwarded + written - self._rejected_on
 

@@ -8,7 +8,7 @@ look-ahead decides exactly as a step without one.
     parsed         records of the delay partition                    the next batch begins with these records, or is their beginning
     selection      the cursor after this step, the wheel, limits     all three are the same, its end
                                                                      is due, nothing was removed, or
-                                                                     placed before its end
+                                                                     placed up to its end
     fates          that selection, and the time                      the same messages of it have expired
     plan           those fates and a basis: targets, dead-letter     the basis is as it was
                    topic, poison record, penalties of slow brokers
@@ -102,7 +102,7 @@ class LookAhead(Generic[T]):
         self._plan: _NextPlan[T] | None = None
         self._writes: _StepWrites | None = None
         self._targets: tuple[Selection | None, Mapping[str, int]] = (None, {})
-        """The last selection whose targets were asked for, and its messages by target."""
+        """The last selection passed to `targets`, and the number of its messages by target."""
 
     # --- while a step commits
 

@@ -1,5 +1,5 @@
-"""The progress record of a step: what its writer says of itself, of the draft and of the decisions.
-`progress` has its format."""
+"""The progress record of a step, made of its writer's identity, the staged changes, the selection
+and the decisions. `progress` has its format."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
         held_forwards: int = 0,
         zone_data: str = "",
     ) -> Progress:
-        """Return the progress record of a step; `details`: the texts that the decisions number.
+        """Return the progress record of a step; `details`: the texts that decisions give by number.
 
         `held_forwards`: number of held records that wait for another partition before this step.
         `zone_data`: `Progress.zone_data`.

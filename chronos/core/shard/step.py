@@ -2,7 +2,7 @@
 the shard's read access to the store, and small functions on both.
 
 `shard` and `staging` compute the values, `look_ahead` some of them early. All are frozen except
-`Staged`: after `Shard.stage` the master may still hold or reject records in it
+`Staged` and its `ZoneChanges`: after `Shard.stage` the master may still hold or reject records
 (`workers.step.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
 from bisect import bisect_left
@@ -41,7 +41,7 @@ class StoreView(Protocol):
         next scan goes on; None: there are no more.
 
         At most `count_max` rows and `bytes_max` bytes, but one row may be larger. A scan that
-        passes over many deleted rows ends as a part, with fewer rows or none."""
+        passes over many deleted rows ends early, with fewer rows or none."""
 
 
 KeyValue = tuple[bytes, bytes]
@@ -93,10 +93,10 @@ class Parsed(Struct, frozen=True, kw_only=True):
 
 
 class ZoneChanges(Struct, kw_only=True):
-    """What newer zone data change in one step, and what they leave as it is."""
+    """The occurrences that newer zone data move in one step, and those that they leave."""
 
     fired: set[int] = msgspec.field(default_factory=set)
-    """Source offsets of messages that are due and were fired: newer zone data do not move them."""
+    """Source offsets of due messages that a `fire-now` named: newer zone data do not move them."""
     dated: set[int] = msgspec.field(default_factory=set)
     """Source offsets of staged entries that newer zone data move (`series.keeps_wall_clock`)."""
     replans: list[Replan] = msgspec.field(default_factory=list)
@@ -132,7 +132,7 @@ class Staged(Struct, kw_only=True):
     id_states: dict[bytes, IdState] = msgspec.field(default_factory=dict)
     """Id -> its new state; a settled one gets its time from the progress record."""
     letters: Letters = msgspec.field(default_factory=Letters)
-    """The records that are refused, and those that are written on."""
+    """The records that are refused, and the held ones that are written to their destination."""
     accepted: int = 0
     cancelled: int = 0
     replaced: int = 0
@@ -172,7 +172,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     """Indices of the entries that carry an id: only these have an id state, and only these can have
     failed before."""
     with_terms: list[int]
-    """Indices of the entries with an expiry or with options: only these have a fate (`fate`)."""
+    """Indices of the entries with an expiry or with options: only these can have a fate."""
     cursor: Position
     complete: bool
     """True if everything that is due was selected, and everything in the open lanes."""
@@ -230,7 +230,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
-    """Return the selection of a step that delivers nothing."""
+    """Return a selection without messages."""
     return Selection(
         items=[], entries=[], with_id=[], with_terms=[], cursor=cursor, complete=complete
     )

@@ -44,12 +44,12 @@ class ReplicaContext(Struct, frozen=True, kw_only=True):
     assigned: Callable[[], Assignment]
     """Returns the assignment as of now."""
     restore: Callable[[RecoveryCost], bool] = lambda cost: False
-    """Replaces the store's contents by a checkpoint where that is needed or cheaper than the
+    """Replaces the store's contents with a checkpoint where that is needed or cheaper than the
     replay; returns whether it did, and raises Retry while it cannot be done."""
     bounded: bool = False
     """Read the delay partition in bounded memory, see `ports.ReaderMode`."""
     elsewhere: Callable[[int], int] = lambda shard: MS_MAX
-    """Returns the horizon of the other shards (epoch ms): every record that they still forward to
-    this one has a first timestamp at or after it."""
+    """Returns a bound (epoch ms): every record that another shard still forwards to this one has a
+    first timestamp at or after it."""
     tracing: Tracing | None = None
     """Observes the committed steps; None: tracing is off."""

@@ -75,7 +75,7 @@ class Claim:
         self._ended = why
 
     def wait_ms(self, state: State, assignment: Assignment, now_ms: int) -> int:
-        """Return the time after which this node may lead: 0 for at once. Raises RoleStale,
+        """Return the time after which this node may lead (ms): 0 for at once. Raises RoleStale,
         Deposed."""
         is_own = state.instance in ("", self.instance)
         if assignment.epoch is not None:
@@ -102,7 +102,7 @@ class Claim:
         return max(0, left_ms)
 
     def waiting(self, state: State, wait_ms: int) -> LogUnavailable:
-        """Return the reason for the wait, for people."""
+        """Return the error that names the reason for the wait, for people."""
         return LogUnavailable(
             f"node {state.node} (instance {state.instance}) was master of shard {self.shard} until"
             f" {FOREIGN_SILENCE_MS - wait_ms} ms ago; this node takes over once it was silent for"

@@ -44,15 +44,15 @@ class Backoff:
 
 
 class TransactionCounts:
-    """The transactions of this process for one shard. Any thread may read them."""
+    """The counts of this process's transactions for one shard. Any thread may read them."""
 
     def __init__(self) -> None:
         self.commits = 0
-        """Transactions committed."""
+        """Transactions committed, without those that have no `Stepped.report`, as heartbeats."""
         self.aborts = 0
-        """Transactions aborted or lost."""
+        """Transactions that failed: aborted, lost, or not applied."""
         self.trouble: str | None = None
-        """Why the last transaction was aborted or lost; None once one was committed after it."""
+        """Why the last transaction failed; None once one was committed after it."""
 
     def committed(self) -> None:
         """Count a commit, which ends the trouble."""
@@ -60,7 +60,7 @@ class TransactionCounts:
         self.trouble = None
 
     def failed(self, why: str) -> None:
-        """Count an aborted or lost transaction, with its reason for people."""
+        """Count a transaction that failed, with its reason for people."""
         self.aborts += 1
         self.trouble = why
 

@@ -1,21 +1,21 @@
 """The phases of a replica, from its store to the end of its leadership. A phase is an object: it has
-the parts that are open in it; `turn` does one turn and returns the next phase, mostly itself.
+the parts that are open in it; `turn` does one turn and returns the next phase, usually itself.
 
     Start ──▶ FenceFirst ──▶ Follow ──▶ Resolve ──▶ Begin ──▶ Lead
       ▲            2           1, 2        3          4        5
       └────────────┴───────────┴───────────┴──────────┴────────┘
                     everything is closed
 
-Each is a class, as `StartPhase`. The numbers are those of docs/concepts/flow.md, "A new master".
-FenceFirst is for a store far behind its log: a node that was the last master itself does 2 there,
-and 1 in Resolve. Any other store goes from Start to Follow.
+Each is a class, such as `StartPhase`. The numbers are those of docs/concepts/flow.md, "A new
+master". FenceFirst is for a store far behind its log: a node that was the last master itself does
+2 there, and 1 in Resolve. Any other store goes from Start to Follow.
 
 A phase opens parts and closes none: the replica closes the parts that the next phase does not use.
-So those that are handed over in the middle of a turn, as a writer and a reader from Resolve to
+So those that are handed over in the middle of a turn, such as writer and reader from Resolve to
 Begin, are closed if the turn breaks off. After a Retry in a turn the replica begins with Start; only
 Begin and Lead repeat the turn, unless their producer is lost or a write to the store failed.
 
-Other threads read the properties of a phase during a turn, also of one that hangs.
+Other threads read the properties of a phase during a turn, even during one that hangs.
 
 Keeps its part of laws 3 and 5: a replica that is assigned master first fences every earlier master,
 then applies everything they committed, and commits only after an epoch record of its own."""  # noqa: E501
@@ -81,12 +81,12 @@ class ReplicaTurn(Struct, frozen=True, kw_only=True):
     wake_ms: int
     """When the next turn is due (epoch ms)."""
     goes_on: bool = False
-    """The next turn is part of the same step: a shard that starts may have to wait for the next
-    one."""
+    """The next turn is part of the same step. A shard that starts may have to wait between two
+    steps, and does not wait between these turns."""
     is_timed: bool = False
     """Only time ends the wait for the next turn; False: records that arrive end it too."""
     report: StepReport | None = None
-    """The result of a master's step; None: it committed nothing."""
+    """The report of a master's step; None: it has none, see `Stepped.report`."""
     refused: Sequence[tuple[int, int]] = ()
     """`(offset, Reason)` of the refused delay records in the progress records that were committed
     or applied."""
@@ -109,7 +109,7 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 class Phase(ABC):
-    """A phase, by itself with nothing open."""
+    """A phase of a replica; this base class has nothing open."""
 
     def __init__(self, parts: ReplicaParts) -> None:
         self._parts = parts
@@ -148,12 +148,12 @@ class Phase(ABC):
 
     @property
     def master(self) -> Master | None:
-        """The master of a leadership."""
+        """The master of the leadership; None outside one."""
         return None
 
     @property
     def pusher(self) -> Pusher | None:
-        """The pusher of a leadership."""
+        """The pusher of the leadership; None outside one."""
         return None
 
     @property
@@ -165,7 +165,8 @@ class Phase(ABC):
 
     @abstractmethod
     def turn(self, now_ms: int) -> "tuple[Phase, ReplicaTurn]":
-        """Do one turn; return the phase that follows. Raises Retry to start again."""
+        """Do one turn; return the phase that follows, and the result. Raises Retry to start
+        again."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for records or for the time to pass; return whether there may be records."""
@@ -319,11 +320,11 @@ class ReplayingPhase(Phase):
 
 class FenceFirstPhase(ReplayingPhase):
     """Many records are to be applied, and nothing was read yet: 2 is done before 1, if this node is
-    to lead and was the last master itself.
+    to lead and was the last master itself. Another node that was the last master may still be one.
 
     The transaction that its last process left open hides records in every partition that it wrote
     to, so that a cancel in another shard cannot be read; and the replay of a long log takes its
-    time. Any other node may still be master."""
+    time."""
 
     def turn(self, now_ms: int) -> tuple[Phase, ReplicaTurn]:
         turn = ReplicaTurn(wake_ms=now_ms)
@@ -333,7 +334,7 @@ class FenceFirstPhase(ReplayingPhase):
             and assignment.confirmed
             and not assignment.predecessor_active
         ):
-            # What fails here is tried again when the log was applied, or found by applying it.
+            # What fails here is tried again once the log is applied, or found by applying it.
             with suppress(LogUnavailable, LogMismatch):
                 if self._is_own(self._follower.last_ahead(self._replay.end)):
                     return self._fenced(assignment), turn
@@ -383,7 +384,7 @@ class FollowPhase(ReplayingPhase):
         caught up."""
         follower, status, clock = self._follower, self._parts.status, self._parts.context.clock
         if follower.has_reached(self._replay.end):
-            # Before, a read that finds nothing yet is the first one.
+            # Until then, a read that finds nothing may be the first one, which finds nothing yet.
             follower.set_patient(True)
         if status.role != ReplicaState.FOLLOWER:
             status.become(ReplicaState.FOLLOWER)
@@ -453,8 +454,8 @@ class ResolvePhase(ReplayingPhase):
 
     def _puller(self) -> Puller:
         context = self._parts.context
-        # A bounded reader begins anew with its batch: what it failed at for the follower, the
-        # master may read.
+        # A new bounded reader reads the batch again: the master may be able to read what the reader
+        # of the follower failed at.
         begun = (None, []) if context.bounded else self._follower.read_ahead
         puller = self._parts.open.add(
             Puller(

@@ -1,8 +1,8 @@
 """The replica: one node's copy of a shard, which follows the shard's master or is the master.
 
 It is a step machine: `step(now_ms)` does a turn of the current phase, see `phases`, and returns
-when the next one is due. A Retry ends the phase: everything that is open is closed, and the replica
-starts again from its store after a pause. A Stop is raised.
+when the next one is due. A Retry that a phase raises ends it: what is open is closed, and the
+replica starts again from its store after a pause. A Stop is raised.
 
 Other threads and nodes see the `role` of the replica, a `ReplicaState`. Other threads may read its
 properties during a step, which replaces the phase: so a property reads `_phase` once."""
@@ -61,17 +61,17 @@ class Replica:
 
     @property
     def commits(self) -> int:
-        """Transactions committed by this process."""
+        """Transactions committed by this process, without heartbeats."""
         return self._parts.counts.commits
 
     @property
     def aborts(self) -> int:
-        """Transactions aborted or lost by this process."""
+        """Transactions of this process that failed: aborted, lost, or not applied."""
         return self._parts.counts.aborts
 
     @property
     def trouble(self) -> str | None:
-        """Why the last transaction was aborted or lost; None once one was committed after it."""
+        """Why the last transaction failed; None once one was committed after it."""
         return self._parts.counts.trouble
 
     @property

@@ -118,11 +118,12 @@ IN_PLACE = frozenset({ReplicaState.MASTER, ReplicaState.FOLLOWER, ReplicaState.N
 """States of a replica that has nothing left to do before its node is ready."""
 
 NOT_READABLE = frozenset({ReplicaState.NONE, ReplicaState.FAILED, ReplicaState.STOPPED})
-"""States of a replica whose store must not be queried."""
+"""States of a replica whose store must not be queried; one that is `restoring` is known by its
+position, which is not reported then."""
 
 
 class ReplicaStatus:
-    """What a replica shows of itself: its state, and why it is paused. Any thread may read it."""
+    """The status of a replica: its state, and why it is paused. Any thread may read it."""
 
     def __init__(self) -> None:
         self.role = ReplicaState.STARTING

@@ -1,9 +1,9 @@
 """The stored shard: a replica's store and the shard that is loaded from it, with the worker that
-deletes from both what is past its retention.
+deletes from the store what is past its retention.
 
 Keeps its part of laws 7 and 9: a shard is loaded again from its store before anything is applied
-after a failure, and what is deleted does not depend on when the worker runs. Names NoSpace and
-ApplyFailed as the reasons for which nothing may be written."""
+after a failure, and what is deleted does not depend on when the worker runs. Raises NoSpace or
+ApplyFailed while nothing may be written."""
 
 from chronos.core.keys import STATE_KEY
 from chronos.core.shard.codec import FRESH, State, unpack_state

@@ -81,8 +81,8 @@ class StepTarget(Struct, frozen=True, kw_only=True):
 
     @property
     def plain_bytes(self) -> int:
-        """The packed size up to which a message without options, lane and earlier attempts is
-        delivered; -1: no size is certain."""
+        """The packed size (bytes) up to which a message without options, lane and earlier attempts
+        is delivered; -1: no size is certain."""
         info = self.described.info
         if (
             info is None
@@ -137,7 +137,8 @@ class DeadLetter(Struct, frozen=True, gc=False):
 
 
 class Decided(Struct, frozen=True, gc=False):
-    """A decision whose detail has no number yet. The fields are those of `Decision`."""
+    """A decision whose detail has no number yet. The fields are as in `Decision`; `next_ms` is its
+    `next_due_ms`."""
 
     outcome: Outcome
     reason: int

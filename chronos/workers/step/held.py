@@ -1,5 +1,5 @@
 """Held records: which records of a step have to wait for their destination, and when a step writes
-them on. The queues themselves, in the store, are `core.shard.queues`.
+them to it. The queues themselves, in the store, are `core.shard.queues`.
 
 Keeps its part of laws 6 and 8: a partition, or the rejected topic, that takes no records delays
 only the records for it; the records behind those in the delay partition are executed, until the
@@ -130,7 +130,7 @@ class HeldQueues:
     def pausing(self, now_ms: int) -> list[LetterTopicState] | None:
         """Return the destinations because of which nothing is pulled: the queues are full, and none
         of these destinations takes records. Empty if one does: nothing is pulled until enough
-        records are written on. None if records are pulled."""
+        records are written. None if records are pulled."""
         if not is_full(self._shard.state):
             return None
         destinations = self._shard.queues.states.keys()
@@ -145,8 +145,8 @@ class HeldQueues:
         return Room.FULL if all(topic.is_patient(now_ms) for topic in pausing) else Room.STUCK
 
     def next_look_ms(self, now_ms: int) -> int | None:
-        """Return when a destination of held records is asked for again (epoch ms); None if no
-        records are held."""
+        """Return when a destination of held records is tried again (epoch ms); None if no records
+        are held."""
         letters = [self._letters.of(destination) for destination in self._shard.queues.states]
         return min(
             (now_ms if letter.is_open(now_ms) else letter.until_ms for letter in letters),

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from chronos.core.keys import REJECTED
 
 REFUSED_PAUSE_MS = 5_000
-"""Time until a topic is tried again whose records failed a transaction: each attempt may cost
+"""Time until a topic is tried again whose records made a transaction fail: each attempt may cost
 another one."""
 
 DESCRIBED_PAUSE_MS = 1_000
@@ -30,13 +30,13 @@ FAILURES_MAX = 2
 aborted one may fail without a cause of its own (measured)."""
 
 DEAD_LETTERS = -2
-"""The destination of dead letters, beside the partitions of the delay topic and REJECTED."""
+"""The destination of dead letters, besides the partitions of the delay topic and REJECTED."""
 
 UNBOUNDED = 1 << 62
 """More bytes than any transaction has."""
 
 BOUND_BYTES_MIN = 4_096
-"""Below this size a refusal is not for the payloads."""
+"""Records of at most this size in all are not refused for their payloads, and no bound is lower."""
 
 BOUND_MS = 600_000
 """How long a bound in bytes holds: the topic's limit may be raised."""
@@ -61,11 +61,11 @@ class LetterTopicState(Struct, kw_only=True):
     patient_until_ms: int = 0
     """Before this time (epoch ms) its refusal may end by itself, and is waited for."""
     failures: int = 0
-    """Transactions in a row that failed because of its records."""
+    """Transactions with its records that failed in a row; FAILURES_MAX after `refuse`."""
     suspected_why: str | None = None
-    """Why the last transaction failed, which had dead letters and deliveries."""
+    """Why the last transaction failed, if that had dead letters and deliveries; else None."""
     suspected_bytes: int = 0
-    """Size of its records in that transaction if it was refused for a size."""
+    """Bytes of its records in that transaction if it was refused for a size."""
     bytes_max: int = UNBOUNDED
     """Most bytes in one transaction, found by refusals where the topic's own limit may not be
     read."""
@@ -84,7 +84,7 @@ class LetterTopicState(Struct, kw_only=True):
         return now_ms < self.patient_until_ms <= now_ms + ELECTION_MS
 
     def refuse(self, now_ms: int, refusal: Refusal) -> None:
-        """Its description says that it takes no records."""
+        """Note that its description says that it takes no records."""
         if self.problem is None and refusal.passing:
             self.patient_until_ms = now_ms + ELECTION_MS
         if not refusal.passing:
@@ -96,8 +96,8 @@ class LetterTopicState(Struct, kw_only=True):
         )
 
     def fail(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
-        """A transaction with records for this topic alone failed; `refused_bytes`: their size if it
-        was refused for a size."""
+        """Note that a transaction of letters alone failed, with records for this topic.
+        `refused_bytes`: their bytes if it was refused for a size."""
         if refused_bytes > BOUND_BYTES_MIN:
             # From now on there are fewer in a transaction, and a record that is larger alone goes
             # without its payload.
@@ -115,8 +115,8 @@ class LetterTopicState(Struct, kw_only=True):
         return self.bytes_max
 
     def suspect(self, now_ms: int, why: str, refused_bytes: int = 0) -> None:
-        """A transaction with records for this topic and others failed: the next one does without
-        them, and proves them guilty if it is committed."""
+        """Note that a transaction with records for this topic and deliveries failed: the next one
+        is made without these records, and shows them to be the cause if it is committed."""
         self.suspected_why, self.suspected_bytes, self.until_ms = (
             why,
             refused_bytes,

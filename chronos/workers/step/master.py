@@ -1,11 +1,11 @@
-"""The master: one step is one transaction, or none if there is nothing to do. Pull, stage, select,
-push, commit, apply.
+"""The master of a shard. One step is at most one transaction, besides a heartbeat that is overdue:
+pull, stage, admit, select, plan, commit, apply.
 
 A crash before the commit leaves nothing that a reader of committed records sees; a crash between
 commit and apply is repaired by replaying the progress record. Keeps its part of laws 2 (never
 early), 3 (exactly once), 5 (one committing master), 6 (a cancel that was readable in time wins) and
-8 (one bad message never stops the others). The phases before and after a leadership are in
-`workers.replica.phases`."""
+8 (one bad message never stops the others). The phases of a replica, which begin and end a
+leadership, are in `workers.replica.phases`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -75,20 +75,22 @@ one. So a step that cannot be committed, because the delay partition cannot be r
 a progress record alone."""
 
 LINGERING_MAX = 50
-"""A step with fewer records pulled and messages delivered is followed by a rest, because the next
-ones then share the cost of a transaction; after a larger one the next begins at once. A shard with
-5,000 messages a second has more in each step: its lateness does not grow."""
+"""A step with fewer pulled records and selected messages in all is followed by a rest, because the
+next ones then share the cost of a transaction; after a larger one the next begins at once. A shard
+with 5,000 messages a second has more in each step: its lateness does not grow."""
 
 
 class Stepped(Struct, frozen=True, kw_only=True):
-    """The end of one step."""
+    """The result of one step."""
 
     wake_ms: int
     """When the next step is due (epoch ms)."""
     is_timed: bool = False
-    """Only time ends the wait for it: the master rests, or it pulls nothing."""
+    """Only time ends the wait for it: the master rests, nothing is pulled (`Scope.is_paused`), or
+    records that were read are still to be staged."""
     report: StepReport | None = None
-    """What the step committed; None if it committed nothing, or a heartbeat alone."""
+    """The report of the step; None if it committed nothing, a heartbeat alone, or only occurrences
+    that newer zone data moved."""
 
 
 class MasterParts(Struct, frozen=True, kw_only=True):
@@ -135,9 +137,9 @@ class Master:
         )
         self.tenure = Tenure(clock)
         self._caught_up = False
-        """The last step left nothing behind, and was small."""
+        """The last step left no work, and was small."""
         self._wrote_on = False
-        """The last step wrote held records on: the next one does not."""
+        """The last step wrote held records to their destination: the next one does not."""
         self.due_ms: int | None = None
         """Due time (epoch ms) of the next message, or a time before it, when it was last looked
         for; None if none is pending."""
@@ -178,14 +180,14 @@ class Master:
             if walks:
                 self._zones.stepped()
             wake_ms = now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
-            return self._ended(wake_ms, scope)
+            return self._stepped(wake_ms, scope)
         report = self._commit(draft)
         if walks:
             self._zones.stepped()
         self._advance(pulled, staged, report)
-        return self._ended(self._next_call_ms(draft), scope, report if draft.has_work else None)
+        return self._stepped(self._next_call_ms(draft), scope, report if draft.has_work else None)
 
-    def _ended(self, wake_ms: int, scope: Scope, report: StepReport | None = None) -> Stepped:
+    def _stepped(self, wake_ms: int, scope: Scope, report: StepReport | None = None) -> Stepped:
         is_timed = scope.is_paused or self._puller.waiting > 0
         return Stepped(wake_ms=wake_ms, is_timed=is_timed, report=report)
 
@@ -217,20 +219,20 @@ class Master:
         return self._puller.take(scope.pull, now_ms, self._limits.messages, bytes_max)
 
     def _stage(self, pulled: Pulled, now_ms: int) -> tuple[Pulled, Staged]:
-        """Return the changes that the records ask for, and what was pulled as far as they go."""
+        """Return what was pulled, as far as it is staged, and the changes that it asks for."""
         if pulled.unreadable is not None:
             return pulled, self._step_over(pulled.unreadable)
         parsed = self._look_ahead.parsed(pulled.records)
-        # If there is a rest, it comes in the next step, and until then the end of the log is not
+        # Records that are left over come in the next step, and until then the end of the log is not
         # reached.
-        is_all = len(parsed.records) == len(pulled.records)
-        reached_ms = pulled.reached_ms if is_all else self._puller.reached_ms
+        parsed_all = len(parsed.records) == len(pulled.records)
+        reached_ms = pulled.reached_ms if parsed_all else self._puller.reached_ms
         pulled = Pulled(records=parsed.records, parsed=parsed, reached_ms=reached_ms)
         staged = self._shard.stage(pulled.records, parsed, horizon_ms=self._horizon_ms(now_ms))
         return pulled, staged
 
     def _advance(self, pulled: Pulled, staged: Staged, report: StepReport) -> None:
-        """Go on behind what a committed step has pulled."""
+        """Go on after what a committed step has pulled."""
         self._puller.release(pulled)
         if staged.unreadable:
             self._puller.skip_to(staged.pull_offset)
@@ -272,8 +274,8 @@ class Master:
         return staged
 
     def _write_on(self, now_ms: int) -> StepReport | None:
-        """Commit a step that only writes held records to their destination, in turns with all other
-        steps; None if there is none."""
+        """Commit a step that only writes held records to their destination, alternating with all
+        other steps, and return its report; None if there is no such step."""
         wrote_on, self._wrote_on = self._wrote_on, False
         if wrote_on or not self._shard.state.held:
             return None
@@ -356,7 +358,7 @@ class Master:
     def _draft(
         self, scope: Scope, pulled: Pulled, staged: Staged, now_ms: int, *, has_open_lane: bool
     ) -> Draft:
-        """Return the step with the messages that it settles, and their fates."""
+        """Return the draft: the staged changes, the messages that the step settles, their fates."""
         # Messages that are due by then may leave: no record that is not pulled can change them.
         until_ms = now_ms
         if not scope.is_blind:
@@ -379,8 +381,8 @@ class Master:
         messages_max = max(1, min(search.messages_max, limits.messages - holds))
         # Forwarded records go without messages: until their transaction ends, no consumer can read
         # on in the partitions that they are written to. Rejected ones do too: a transaction that
-        # they fail has nothing else.
-        if not limits.push or not letters.are_none:
+        # fails because of them has nothing else.
+        if not limits.push or letters.are_written:
             return nothing_selected(self._shard.state.cursor, complete=not limits.push)
         throttle = self._writer.throttle
         bytes_max = limits.bytes if throttle is None else min(limits.bytes, throttle.bytes_max)
@@ -436,11 +438,11 @@ class Master:
         return replace(selection, cursor=last)
 
     def _commit(self, draft: Draft) -> StepReport:
-        """Push, commit, apply."""
+        """Plan the transaction of a draft, commit it and apply it; return the report."""
         search, letters = self._poison_search, self._letters
         staged, selection, now_ms = draft.staged, draft.selection, draft.now_ms
         plan = self._pusher.plan(draft, self._inputs(now_ms), self._look_ahead)
-        if plan.rejects_to:
+        if plan.refused_to:
             search.wrote_letters = True
         if plan.refusal is not None:
             letters.dead_letter.refuse(now_ms, plan.refusal)
@@ -603,7 +605,7 @@ class Master:
         return True
 
     def _idle(self, now_ms: int) -> int:
-        """Read ahead during the pause; return when the next message is due, or the heartbeat."""
+        """Read ahead during the pause; return when to be called again (epoch ms)."""
         limits = self._limits
         horizon_ms = now_ms + limits.wheel_horizon_ms
         wheel = self._shard.wheel

@@ -25,7 +25,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     bytes: int
     """Most bytes pulled, and most bytes selected."""
     wheel_messages: int = 100_000
-    """Messages in the wheel above which it is shrunk: the horizon at 10,000 messages a second."""
+    """Messages in the wheel above which it is shrunk: those of `wheel_horizon_ms` at 10,000 a
+    second."""
     wheel_bytes: int = 32 << 20
     """Bytes in the wheel above which it is shrunk."""
     wheel_horizon_ms: int = 10_000
@@ -34,8 +35,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     linger_ms: int
     """Least time between two transactions of a master that has caught up."""
     pull: bool
-    """False: no delay records are pulled, and messages are selected without those that are not
-    pulled."""
+    """False: no delay records are pulled, and messages are selected without regard to those that
+    are not pulled."""
     push: bool
     """False: no messages are selected."""
 
@@ -73,7 +74,7 @@ class LetterCounts(Struct):
             self.ids.append(message_id)
 
     def count(self, reason: Reason, target: str, number: int) -> None:
-        """Count so many, without their ids."""
+        """Count this many, without their ids."""
         case = (reason, target)
         self.cases[
             case if case in self.cases or len(self.cases) < CASES_MAX else (reason, OTHER)
@@ -116,7 +117,7 @@ class StepInputs(Struct, frozen=True, kw_only=True):
     refusals: Refusals
     """Messages of targets that are set aside are deferred, unless the selection attempts them."""
     poison: Attempt | None = None
-    """An attempt that failed a transaction on its own: its message is retried or dead-lettered."""
+    """An attempt that alone made a transaction fail: its message is retried or dead-lettered."""
     lanes: Set[Lane] = frozenset()
     """The lanes that were not empty before the step."""
     defers_dead_letters: bool = False
@@ -128,7 +129,8 @@ class StepInputs(Struct, frozen=True, kw_only=True):
 
 
 class PlannedTransaction(Struct, kw_only=True):
-    """The contents of a transaction. `Pusher.plan` fills it; afterwards it is read-only."""
+    """The plan of a step: the contents of its transaction. `Pusher.plan` fills it, or `plan_next`
+    before the step; afterwards it is read-only."""
 
     messages: list[Outgoing]
     decisions: list[Decision]
@@ -140,7 +142,7 @@ class PlannedTransaction(Struct, kw_only=True):
     """Target -> messages selected for it."""
     undelivered: Counter[str] = field(default_factory=Counter)
     """Target -> those of them that are not delivered."""
-    rejects_to: frozenset[int] = frozenset()
+    refused_to: frozenset[int] = frozenset()
     """The destinations of the rejected and forwarded records among the messages: REJECTED, and
     partitions of the delay topic. Then nothing is delivered."""
     dead_letters: int = 0
@@ -157,11 +159,11 @@ class PlannedTransaction(Struct, kw_only=True):
     """Why the dead-letter topic takes no records, by its description; None if it was not described,
     or takes them."""
     allowed: dict[str, int] = {}
-    """Limited target -> number of messages that may be delivered to it in this step."""
+    """Limited target -> number of messages that may still be delivered to it in this step."""
     spent: dict[str, int] = {}
     """Limited target -> number of messages that take part of its rate."""
 
     @property
     def letters_to(self) -> Set[int]:
         """The destinations of all letters among the messages."""
-        return self.rejects_to | {DEAD_LETTERS} if self.dead_letters else self.rejects_to
+        return self.refused_to | {DEAD_LETTERS} if self.dead_letters else self.refused_to

@@ -3,9 +3,8 @@ is halved until the message is alone.
 
 Keeps its part of law 8: only that message is retried or dead-lettered, by the next plan; all others
 are delivered. Messages of a target that is set aside share attempts, and are refused together where
-it refuses every message (`workers.step.targets`). Records for the rejected or the dead-letter
-topic, and forwarded ones, that may have failed a transaction are found without halving
-(`workers.step.letter_topics`)."""
+it refuses every message (`workers.step.targets`). Letters that may have made a transaction fail are
+found without halving (`workers.step.letter_topics`)."""
 
 from functools import partial
 
@@ -42,7 +41,7 @@ class PoisonSearch(Struct, kw_only=True):
     failure may cost the producer."""
 
     messages_max: int
-    """Messages that the next step selects: halved by a failure, doubled by a success."""
+    """Most messages that the next step selects: halved by a failure, doubled by a success."""
     alone: Attempt | None = None
     """The attempt that was alone in the last transaction that failed."""
     failures: int = 0
@@ -97,7 +96,7 @@ class PoisonSearch(Struct, kw_only=True):
             self.refusals.refuse(selection, now_ms, pusher.retries, str(error))
 
     def _may_be_letters(self, failure: StepFailure, letters: LetterTopics, pusher: Pusher) -> bool:
-        """Return whether letters may have failed the transaction.
+        """Note and return whether letters may have made the transaction fail.
 
         The next one does without them, or has nothing else: so they are found without halving, and
         hold up no message."""
@@ -107,14 +106,14 @@ class PoisonSearch(Struct, kw_only=True):
             failure.draft.now_ms,
             str(failure.error),
             partial(_refused_bytes, failure, pusher),
-            are_alone=bool(plan.rejects_to) or plan.dead_letters == len(plan.messages),
+            are_alone=bool(plan.refused_to) or plan.dead_letters == len(plan.messages),
         )
         return bool(plan.letters_to)
 
 
 def _refused_bytes(failure: StepFailure, pusher: Pusher, destination: int) -> int:
-    """Return the size of the transaction's letters for a destination; 0 if it was not refused for a
-    size."""
+    """Return the bytes of the transaction's letters for a destination; 0 if it was not refused for
+    a size."""
     if not failure.error.too_large:
         return 0
     topic, partition = {

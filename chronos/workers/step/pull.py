@@ -1,8 +1,8 @@
 """The pull worker: reads the delay partition for a master's steps, and keeps the records until they
 are applied. It does not parse them, and decides about none.
 
-Keeps its part of law 6: `take` says up to which time every record is pulled that could be read
-then. It asks for the end of the partition first, and reads up to there afterwards."""
+Keeps its part of law 6: `take` returns a time, and every record that could be read at that time is
+pulled. It asks for the end of the partition first, and reads up to there afterwards."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -22,8 +22,8 @@ CATCH_UP_S = 0.004
 latency."""
 
 CATCH_UPS_MAX = 5
-"""Most reads of this kind in one step; after them the watermark is the greatest timestamp pulled,
-and the step continues."""
+"""Most reads of this kind in one step; after them the step continues, although it has not reached
+the end of the partition."""
 
 FEW_HEADERS = 32
 """Sizes are not computed for a batch whose records all have fewer headers and whose payloads are
@@ -44,7 +44,7 @@ class Puller:
         begun: tuple[Reader | None, list[Record]] = (None, []),
     ) -> None:
         """Read from the offset on, in this mode. `begun`: a reader of this mode, and the records
-        from the offset on that it has returned; the client of another reader takes some time to
+        from the offset on that it has returned; the client of a new reader takes some time to
         connect."""
         self._log = log
         reader, records = begun
@@ -137,7 +137,7 @@ class Puller:
         return max(first, self.position), last
 
     def skip_to(self, offset: int) -> None:
-        """Continue behind a range that was stepped over."""
+        """Continue after a range that was stepped over."""
         assert not self._waiting, "records before an unreadable range are lost"
         self._reader.seek(offset)
 
@@ -161,8 +161,8 @@ class Puller:
         return batch, all_before and self._reader.position >= end
 
     def _hurry(self) -> None:
-        """Replace the patient reader where it was held up twice at the same position: it stands at
-        the marker of a producer's transaction, and due messages would wait at each of them.
+        """Replace the patient reader once it was held up twice at the same position: it stands at
+        the marker of a producer's transaction, and due messages would wait at each marker.
 
         A bounded one stays: it is late because it waits for its turn."""
         position = self._reader.position

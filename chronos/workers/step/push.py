@@ -1,9 +1,9 @@
-"""The push worker: makes the messages and the decisions of one transaction. Most messages need no
-decision and take a fast path; `decisions` decides about the others.
+"""The push worker: makes the plan of one transaction, its messages and decisions. Most messages
+need no decision and take a fast path; `decisions` decides about the others.
 
 Target topics are described before the master produces to them (`targets`), so that a foreseeable
 failure becomes a decision about one message and never an aborted transaction (law 8). Other
-failures are handled by the master, which isolates the poison record by halving the selection."""
+failures are handled by `poison`, which isolates the poison record by halving the selection."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -63,7 +63,7 @@ default, runs."""
 
 
 class Uncertain(Exception):
-    """A message may have another outcome in the step than it has ahead of it."""
+    """A message may have another outcome in the step than in a plan made before it."""
 
 
 class _Basis(Struct, frozen=True):
@@ -76,7 +76,7 @@ class _Basis(Struct, frozen=True):
     partition_changes: int
     """`Turn.changes`."""
     dead_letter_topic: TopicInfo | None
-    """None: the transaction has no dead letters."""
+    """None: the transaction has no dead letters, or the topic takes none or not all of them."""
 
 
 class PushSettings(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class PushSettings(Struct, frozen=True, kw_only=True):
 
 
 class Pusher:
-    """Turns a selection and rejections into the messages and the decisions of one transaction."""
+    """The push worker of one leadership: makes the plan of each transaction from a draft."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Pusher:
         if not selection.items:
             self._add_letters(plan, draft.staged.letters, inputs)
             return plan
-        assert draft.staged.letters.are_none, "letters go without messages"
+        assert not draft.staged.letters.are_written, "letters go without messages"
         plan.targets = look_ahead.targets(selection)
         targets = self.targets.describe(plan.targets, now_ms)
         certain = self.certain(targets, inputs)
@@ -165,7 +165,7 @@ class Pusher:
             )
         plan.messages += self.forwards.records(letters.forwards)
         homes = {partition for _, partition in letters.forwards}
-        plan.rejects_to = frozenset(homes | {REJECTED} if rejections else homes)
+        plan.refused_to = frozenset(homes | {REJECTED} if rejections else homes)
 
     def plan_next(
         self,
@@ -311,8 +311,8 @@ class _StepPlanner:
     def add(self, selection: Selection) -> None:
         """Add the messages of the selection."""
         plain = {topic: self._targets[topic].plain_bytes for topic in self._certain}
-        # With many targets a turn is longer: each partition more in a transaction costs the brokers
-        # time.
+        # With many targets a turn is longer: each further partition in a transaction costs the
+        # brokers time.
         count = TURN_MESSAGES * max(1, sum(most >= 0 for most in plain.values()))
         for start in range(0, len(selection.items), count):
             if start:
@@ -344,8 +344,8 @@ class _StepPlanner:
             ):
                 self._settle(at_ms, offset, entry, len(data))
                 continue
-            # `StepTerms.headers` written out: a function call and a second dict would cost 0.3 us a
-            # message of 3.3.
+            # `StepTerms.headers` written out: a function call and a second dict would cost 0.3 of
+            # the 3.3 us for a message.
             if entry.due_ms != last_ms:
                 last_ms = entry.due_ms
                 due = b"%d" % last_ms

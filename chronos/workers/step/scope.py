@@ -24,8 +24,8 @@ class Pull(Enum):
     NEXT = auto()
     """The next ones."""
     TO_END = auto()
-    """The next ones, after the broker was asked for the end of the partition: a backlog costs one
-    request, not one a step."""
+    """The next ones, after the broker was asked for the end of the partition: a backlog of due
+    messages costs one request, not one a step."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     is_delivery_turn: bool = False
     """Nothing is pulled in this step, because it is the turn of messages: the next one pulls."""
     is_paused: bool = False
-    """Nothing is pulled until something else than a record ends that."""
+    """Nothing is pulled until something other than a record ends that."""
 
 
 class Pulled(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Pulled(Struct, frozen=True, kw_only=True):
 
 
 class Times(Struct, frozen=True, kw_only=True):
-    """What is due, and what was pulled, when a step begins (epoch ms)."""
+    """The times on which the scope of a step depends, when it begins (epoch ms)."""
 
     now_ms: int
     due_ms: int | None
@@ -71,13 +71,15 @@ class Times(Struct, frozen=True, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """A message was due by what is pulled: no record can change it any more."""
+        """A message was due at a time up to which every record is pulled: none can change it any
+        more."""
         proven_ms = min(self.now_ms, max(self.reached_ms, self.watermark_ms))
         return self.due_ms is not None and self.due_ms <= proven_ms
 
     @property
     def is_open(self) -> bool:
-        """A message is due that a record may change that is not pulled yet."""
+        """A message is due that a record not pulled yet may change, as far as `reached_ms`
+        shows."""
         return self.due_ms is not None and self.reached_ms < self.due_ms <= self.now_ms
 
 
