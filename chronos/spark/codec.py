@@ -5,6 +5,7 @@ receipts are read with Spark's column functions. The outcome of a message follow
 tables and is judged in `audit/`."""
 
 from collections.abc import Callable, Iterator
+from datetime import date, timedelta
 from functools import partial
 from typing import Any
 
@@ -548,17 +549,54 @@ def with_reason(records: DataFrame) -> DataFrame:
     )
 
 
-def in_hours(rows: DataFrame, table: Table) -> DataFrame:
-    """Rows with `due_date` and `due_hour` in UTC: of the table's time, or of the record's timestamp
-    if that is null or out of range.
+DAY_MS = 86_400_000
 
-    A producer's timestamp (`CreateTime`) may be out of range itself: such a row is in the first
-    hour of 1970."""
-    assert table.partitioned_by is not None
-    when: Column = f.col(table.partitioned_by)
-    if table.partitioned_by != "timestamp_ms" and "timestamp_ms" in rows.columns:
-        when = f.when(when.between(0, MS_MAX), when).otherwise(f.col("timestamp_ms"))
-    moment = f.timestamp_millis(f.when(when.between(0, MS_MAX), when).otherwise(f.lit(0)))
-    return rows.withColumn("due_date", moment.cast("date").cast("string")).withColumn(
-        "due_hour", f.hour(moment)
+CALENDAR_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999: beyond it many readers know no dates."""
+
+
+def stored(rows: DataFrame, table: Table) -> DataFrame:
+    """Rows with the columns of a table -> the table as it is stored, `schema.table_schema`.
+
+    `date` or `month` is of the table's time, or of the record's timestamp if that is null or out of
+    range; a producer's timestamp (`CreateTime`) may be out of range itself: such a row is in 1970.
+    A time after the year 9999 is in its last month. They are computed from the number of ms, so
+    that no time zone takes part."""
+    made: dict[str, Column] = {
+        at: f.when(f.col(name).between(0, CALENDAR_MS_MAX), f.timestamp_millis(name))
+        for name, at in schema.times(table)
+    }
+    if "headers" in rows.columns:
+        made[schema.FIRST_HEADERS] = _first_headers()
+    if table.partition is not None:
+        when: Column = f.col(table.time)
+        if table.time != "timestamp_ms" and "timestamp_ms" in rows.columns:
+            when = f.when(when.between(0, MS_MAX), when).otherwise(f.col("timestamp_ms"))
+        ms = f.when(when.between(0, MS_MAX), f.least(when, f.lit(CALENDAR_MS_MAX)))
+        ms = f.coalesce(ms, f.lit(0))
+        day = f.date_from_unix_date(((ms - ms % DAY_MS) / DAY_MS).cast("int"))
+        made[table.partition] = day if table.partition == schema.DATE else _first_of_month(day)
+    return rows.withColumns(made).select(*schema.table_schema(table).names)
+
+
+def _first_of_month(day: Column) -> Column:
+    return f.date_sub(day, f.day(day) - 1)
+
+
+def partition_of(table: Table, ms: int) -> date:
+    """The date or month that a time is stored under, of a table that is partitioned."""
+    day = date(1970, 1, 1) + timedelta(days=min(ms, CALENDAR_MS_MAX) // DAY_MS)
+    return day if table.partition == schema.DATE else day.replace(day=1)
+
+
+def _first_headers() -> Column:
+    """The first value of each header's name; null for a record without headers."""
+    names = f.col("headers").getField("name")
+    values = f.col("headers").getField("value")
+    found = f.array_distinct(names)
+    return f.map_from_arrays(
+        found,
+        f.transform(
+            found, lambda name: f.get(values, (f.array_position(names, name) - 1).cast("int"))
+        ),
     )

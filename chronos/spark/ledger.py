@@ -8,8 +8,8 @@ direct run sends at least once: after a kill its last messages may be sent again
     sent/run=<run>/run.json        the run: its request, state and attempts
     sent/run=<run>/_plan/          the messages to send, with payloads, in order: written before anything is sent
     sent/run=<run>/_begun/         the parts that tasks began to send; of a direct run also the rows sent
-    sent/run=<run>/rows/           the messages sent, as `LEDGER`: written when the run ends
     sent/run=<run>/report.json     the counts of the run
+    sent/rows/                     a Delta table of the messages sent, as `LEDGER`: those of a run are written when it ends
 
 1. The plan consults the ledger. A message is left out if the rows of any ended run hold its token
    `(shard, source_offset, occurrence)` for the same purpose. An unfinished run is ended before
@@ -30,11 +30,13 @@ direct run sends at least once: after a kill its last messages may be sent again
 
 from collections.abc import Iterable
 from typing import Any
+from uuid import uuid4
 
 from msgspec import Struct, to_builtins
 from msgspec import convert as from_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from chronos.core.message import (
     ATTEMPTS,
@@ -46,6 +48,7 @@ from chronos.core.message import (
     TIME_ZONE,
 )
 from chronos.errors import ArchiveFailed
+from chronos.spark.delta import append, create, last_version, read
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import SENT as SENT
@@ -198,6 +201,10 @@ TOKEN = ("shard", "source_offset", "occurrence")
 """Columns that name one promised delivery."""
 
 
+ROWS = f"{SENT}/rows"
+"""Folder of the table of the messages sent."""
+
+
 def run_folder(run: str) -> str:
     """Folder of a run, relative to the archive."""
     return f"{SENT}/run={run}"
@@ -247,14 +254,25 @@ def plan_files(storage: ArchiveStorage, run: str) -> list[str]:
 
 def sent_rows(spark: SparkSession, storage: ArchiveStorage) -> DataFrame:
     """The ledger of all ended runs, as `LEDGER`."""
-    found = [
-        storage.path(run_folder(name), "rows")
-        for name in runs(storage)
-        if storage.exists(f"{run_folder(name)}/rows/_SUCCESS")
-    ]
-    if not found:
+    version = last_version(storage, ROWS)
+    if version is None:
         return spark.createDataFrame([], LEDGER)
-    return spark.read.schema(LEDGER).parquet(*found)
+    return read(spark, storage, ROWS, version)
+
+
+def write_rows(storage: ArchiveStorage, run: BackfillRun, sent: DataFrame, count: int) -> None:
+    """Write the rows of a run, `PLANNED_COLUMNS` of the `count` messages it sent, in place of those
+    of an attempt at its end that was killed."""
+    create(storage, ROWS, StructType.fromDDL(LEDGER), partition="run")
+    commit = append(
+        storage,
+        ROWS,
+        ledger_rows(sent, run),
+        writer=f"{run.run}/{uuid4().hex}",  # no attempt is taken for another
+        number=0,
+        in_place_of=f"run = '{run.run}'",
+    )
+    assert commit.rows == count, f"{commit.rows} rows of {count} messages"
 
 
 def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:

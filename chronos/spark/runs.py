@@ -2,24 +2,22 @@
 `offsets`; and the interface to the brokers that the archive and backfills need.
 
 Spark reads the records that are archived; an adapter of the service implements `TopicBrokers` and
-`ArchiveBrokers`. Gaps that appear while a run reads are found in `archive.job`. The batches that
-the last run did not commit are removed here."""
+`ArchiveBrokers`. Gaps that appear while a run reads are found in `archive.job`. Rows are made here
+and written in `archive.commits`."""
 
-import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
+from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import structlog
-from msgspec import Struct, to_builtins
-from msgspec import convert as from_builtins
+from msgspec import Struct
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveUnusable, LogUnavailable
-from chronos.spark import inventory, schema
+from chronos.spark import schema
 from chronos.spark.elections import Loss, find_loss
 from chronos.spark.storage import ArchiveStorage
 
@@ -40,13 +38,6 @@ class TopicBrokers(Protocol):
         """`Watermarks` of a partition."""
 
 
-log = structlog.get_logger("chronos.archive")
-
-RUNS = "_runs"
-RUNS_KEPT = 3
-"""Runs whose checkpoints are kept for the analysis of incidents; the archive needs only the last
-one."""
-
 OLDEST_ASKED = 8
 """Partitions of a new target that are asked for their first record: one old record proves that the
 topic existed then."""
@@ -58,9 +49,6 @@ election may lie between."""
 OFFSETS_NAME = ("messages", "progress")
 """Tables whose offsets identify messages, also in receipts: a topic created again needs another
 archive."""
-
-OFFSETS_FILE = "offsets.parquet"
-"""Name of the file of a batch of the table `offsets`."""
 
 TRIMMED, RECREATED, TRUNCATED, DELETED = "trimmed", "recreated", "truncated", "deleted"
 UNREADABLE = "unreadable"
@@ -126,8 +114,8 @@ class TopicRead(Struct, kw_only=True):
 
 
 class ArchiveRun(Struct, kw_only=True):
-    """`_runs/<run>/run.json`: where each topic begins. Topics that are no longer read keep their
-    offsets."""
+    """A run of the archive: where each topic begins, and how far it is archived. Topics that are no
+    longer read keep their offsets."""
 
     read_ms: int
     topics: dict[str, TopicRead]
@@ -147,95 +135,49 @@ def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
     return found  # type: ignore[no-any-return]
 
 
-def remove_uncommitted(storage: ArchiveStorage) -> ArchiveRun | None:
-    """Remove the batches that the last run did not commit. The run with its positions; None for a
-    new archive.
+def archived_run(offsets: DataFrame) -> ArchiveRun | None:
+    """Table `offsets` -> the run before, with the offset up to which each partition is archived as
+    its position; None for a new archive.
 
-    `offsets` first: what it covers must be in the other tables at every moment.
-    """
-    names = _run_names(storage)
-    if not names:
+    A topic that was created again has the partitions of its last id."""
+    columns = [name for name, *_ in schema.OFFSETS.columns if name not in ("targets", "versions")]
+    rows = offsets.where(f.col("table").isin(*schema.TABLES)).groupBy("topic", "partition")
+    last = rows.agg(
+        f.max_by(f.struct(*columns), f.struct("sequence", "until_offset")).alias("last")
+    )
+    found = sorted(
+        (row["last"] for row in last.collect()),
+        key=lambda row: (row["sequence"], row["topic"], row["partition"]),
+    )
+    if not found:
         return None
-    name = names[-1]
-    run = from_builtins(storage.read_json(f"{RUNS}/{name}/run.json"), ArchiveRun)
-    committed = {
-        table: committed_batch(storage, name, table)
-        for table in {read.table for read in run.topics.values()}
-    }
-    for table in reversed(tuple(schema.TABLES)):
-        for folder in storage.folders(table):
-            of_run, number, stream = parse_batch(folder, table)
-            if of_run == name and number > committed.get(stream, -1):
-                log.warning("removing a batch that a run did not commit", table=table, batch=folder)
-                inventory.forget(storage, f"{table}/{folder}")
-                storage.remove(f"{table}/{folder}")
-    return positions(storage, name, run)
-
-
-def _run_names(storage: ArchiveStorage) -> list[str]:
-    """The runs that have begun."""
-    return [name for name in storage.folders(RUNS) if storage.exists(f"{RUNS}/{name}/run.json")]
-
-
-def need_runs(storage: ArchiveStorage) -> None:
-    """Raise ArchiveUnusable if there are batches of runs that `_runs` does not hold: another run
-    would overwrite or repeat them.
-
-    A run that was killed before it wrote `run.json` has left nothing but its first rows of
-    `offsets`, which the next one overwrites."""
-    names = _run_names(storage)
-    last = int(names[-1]) if names else 0
-    begun = batch_begin(f"{last + 1:08}")
-    lost = [
-        f"{table}/{folder}"
-        for table in schema.TABLES
-        for folder in storage.folders(table)
-        if folder.startswith("batch=") and folder != begun and _is_of_run_behind(folder, last)
-    ]
-    lost += [
-        f"{RUNS}/{name}"
-        for name in storage.folders(RUNS)
-        if name not in names and storage.folders(f"{RUNS}/{name}")
-    ]
-    if lost:
-        raise ArchiveUnusable(
-            f"{storage.uri} has {lost[0]}, and {RUNS}/ does not hold the run that wrote it: the "
-            f"offsets that are archived are not known. Restore {RUNS}/ from a copy of the archive "
-            "that is not older, or choose another location"
+    topics: dict[str, TopicRead] = {}
+    for row in found:
+        of_topic = topics.get(row["topic"])
+        if of_topic is None or of_topic.id != row["topic_id"]:
+            of_topic = TopicRead(id=row["topic_id"], table=row["table"], partitions={})
+            topics[row["topic"]] = of_topic
+        of_topic.compacted = row["compacted"]
+        of_topic.partitions[str(row["partition"])] = PartitionRead(
+            begin=row["until_offset"],
+            log_start=row["log_start"],
+            stable_end=row["stable_end"],
+            high_watermark=row["high_watermark"],
+            position=row["until_offset"],
+            leader_epoch=row["leader_epoch"],
         )
-
-
-def _is_of_run_behind(folder: str, last: int) -> bool:
-    """True for a batch of a run after the last one that is known; of compacted batches it is not
-    known."""
-    run = folder.removeprefix("batch=").split("-")[0]
-    return int(run) > last if run.isdigit() else last == 0
-
-
-def batch_begin(run: str) -> str:
-    """The folder below `offsets` with the offsets that a run begins at."""
-    return f"batch={run}-begin"
-
-
-def batch_folder(run: str, number: int, stream: str, table: str) -> str:
-    """The folder of a micro-batch below its table."""
-    return f"batch={run}-{number:06}" + (f"-{stream}" if table == schema.OFFSETS.name else "")
-
-
-def parse_batch(folder: str, table: str) -> tuple[str, int, str]:
-    """Run, number and stream of a batch's folder; run and stream are empty for a compacted one."""
-    parts = folder.removeprefix("batch=").split("-", 2)
-    if len(parts) < 2 or not parts[1].isdigit():
-        return "", 0, ""
-    stream = parts[2] if len(parts) > 2 else "progress" if table == schema.DECISIONS.name else table
-    return parts[0], int(parts[1]), stream
+    newest = max(row["read_ms"] for row in found)
+    return ArchiveRun(read_ms=newest, topics=topics)
 
 
 class StartedRun(Struct, frozen=True, kw_only=True):
     """A run that has begun, and the topics it can read."""
 
     name: str
+    """A name that no other run has."""
     run: ArchiveRun
+    rows: "list[OffsetRow]"
+    """The rows of `offsets` to write before anything is read."""
     read: set[str]
     """Topics that the run reads."""
     left_out: dict[str, str]
@@ -308,11 +250,13 @@ def begin_run(
             f"no topic can be read: {'; '.join(left_out.values()) or 'all were deleted'}"
         )
     run = ArchiveRun(read_ms=read_ms, topics=topics, broker_ms=broker_ms)
-    names = storage.folders(RUNS)
-    name = f"{int(names[-1]) + 1 if names else 1:08}"
-    _note_begin(storage, name, run, read, deleted)
-    storage.write_json(f"{RUNS}/{name}/run.json", to_builtins(run))
-    return StartedRun(name=name, run=run, read=read, left_out=left_out)
+    return StartedRun(
+        name=uuid4().hex,
+        run=run,
+        rows=_begin_rows(run, read, deleted),
+        read=read,
+        left_out=left_out,
+    )
 
 
 class _Found(Struct, frozen=True):
@@ -469,54 +413,41 @@ def _partition_read(
     )
 
 
-def _note_begin(
-    storage: ArchiveStorage,
-    name: str,
-    run: ArchiveRun,
-    read: Collection[str],
-    deleted: Iterable[str],
-) -> None:
-    """Write a row of `offsets` for each partition before anything is read, so that gaps known by
-    then are recorded.
+def _begin_rows(
+    run: ArchiveRun, read: Collection[str], deleted: Iterable[str]
+) -> "list[OffsetRow]":
+    """A row of `offsets` for each partition before anything is read, so that gaps known by then are
+    recorded.
 
     The rows also prove that a partition had nothing new, without which the audit could call nothing
     there missing."""
     rows = [
-        offset_row(run, topic, part, seen.begin, seen.begin, gap=seen.gap_reason, loss=seen.loss)
+        offset_row(
+            run,
+            topic,
+            part,
+            seen.begin,
+            seen.begin,
+            gap=seen.gap_reason,
+            epoch=seen.leader_epoch,
+            loss=seen.loss,
+        )
         for topic in sorted(run.topics.keys() & set(read))
         for part, seen in run.topics[topic].partitions.items()
     ]
     rows += [
-        offset_row(run, topic, part, seen.position, seen.position, gap=DELETED)
+        offset_row(
+            run, topic, part, seen.position, seen.position, gap=DELETED, epoch=seen.leader_epoch
+        )
         for topic in deleted
         for part, seen in run.topics[topic].partitions.items()
     ]
-    write_offsets(storage, batch_begin(name), rows)
+    return rows
 
 
-OffsetRow = tuple[
-    str,
-    str,
-    int,
-    str,
-    int,
-    int,
-    int,
-    int,
-    int,
-    int,
-    bool,
-    str | None,
-    int | None,
-    bool | None,
-    int | None,
-    int | None,
-    int | None,
-]
-
-
-GAP = [name for name, *_ in schema.OFFSETS.columns].index("gap")
-"""Index of the column `gap` in a row of `offsets`."""
+OffsetRow = dict[str, Any]
+"""A row of the table `offsets` without the columns of its commit: `sequence`, `versions` and
+`targets`."""
 
 
 def offset_row(
@@ -527,101 +458,29 @@ def offset_row(
     end: int,
     *,
     gap: str | None,
+    epoch: int | None,
     loss: Loss | None = None,
 ) -> OffsetRow:
     """A row of the table `offsets`."""
     seen = run.topics[topic]
     read = seen.partitions[part]
-    return (
-        seen.table,
-        topic,
-        int(part),
-        seen.id,
-        begin,
-        end,
-        read.log_start,
-        read.stable_end,
-        read.high_watermark,
-        run.read_ms,
-        gap is not None,
-        gap,
-        run.broker_ms,
-        seen.compacted,
-        read.oldest_ms,
-        None if loss is None else loss.from_ms,
-        None if loss is None else loss.until_ms,
-    )
-
-
-def write_offsets(storage: ArchiveStorage, batch: str, rows: Sequence[OffsetRow]) -> None:
-    """Write the file of a batch of the table `offsets`, and record it."""
-    folder, data = f"{schema.OFFSETS.name}/{batch}", offsets_file(rows)
-    inventory.forget(storage, folder)  # of a run that was killed before it began
-    storage.write(f"{folder}/{OFFSETS_FILE}", data)
-    inventory.record(storage, folder, {OFFSETS_FILE: (len(data), len(rows))})
-
-
-def offsets_file(rows: Sequence[OffsetRow]) -> bytes:
-    """The rows as a Parquet file."""
-    names = [name for name, *_ in schema.OFFSETS.columns]
-    kinds = [
-        pa.string(),
-        pa.string(),
-        pa.int32(),
-        pa.string(),
-        *[pa.int64()] * 6,
-        pa.bool_(),
-        pa.string(),
-        pa.int64(),
-        pa.bool_(),
-        *[pa.int64()] * 3,
-    ]
-    columns = zip(*rows, strict=True)
-    table = pa.table(
-        [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)],
-        names=names,
-    )
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def committed_batch(storage: ArchiveStorage, run: str, stream: str) -> int:
-    """Number of the last micro-batch that Spark committed; -1 if there is none."""
-    numbers = [
-        int(name) for name, _ in storage.files(f"{RUNS}/{run}/{stream}/commits") if name.isdigit()
-    ]
-    return max(numbers, default=-1)
-
-
-def batch_ends(
-    storage: ArchiveStorage, run: str, stream: str, number: int
-) -> dict[str, dict[str, int]]:
-    """The offset each partition of a micro-batch ends at, by topic and partition, from Spark's
-    checkpoint."""
-    data = storage.read(f"{RUNS}/{run}/{stream}/offsets/{number}")
-    if data is None:
-        return {}
-    found: dict[str, dict[str, int]] = json.loads(data.decode().splitlines()[-1])
-    return found
-
-
-def positions(storage: ArchiveStorage, name: str, run: ArchiveRun) -> ArchiveRun:
-    """The run, with the position of each partition set to the end of its last committed batch."""
-    for table in {read.table for read in run.topics.values()}:
-        number = committed_batch(storage, name, table)
-        if number < 0:
-            continue
-        epochs = storage.read_json(epochs_file(name, table, number)) or {}
-        for topic, watermarks in batch_ends(storage, name, table, number).items():
-            for partition, offset in watermarks.items():
-                read = run.topics[topic].partitions[partition]
-                read.position = offset
-                read.leader_epoch = epochs.get(topic, {}).get(partition)
-    return run
-
-
-def epochs_file(run: str, stream: str, number: int) -> str:
-    """The file with the leader epochs of a micro-batch, by topic and partition, below the
-    archive."""
-    return f"{RUNS}/{run}/epochs/{stream}/{number}"
+    return {
+        "table": seen.table,
+        "topic": topic,
+        "partition": int(part),
+        "topic_id": seen.id,
+        "from_offset": begin,
+        "until_offset": end,
+        "log_start": read.log_start,
+        "stable_end": read.stable_end,
+        "high_watermark": read.high_watermark,
+        "read_ms": run.read_ms,
+        "gap": gap is not None,
+        "gap_reason": gap,
+        "broker_ms": run.broker_ms,
+        "compacted": seen.compacted,
+        "oldest_ms": read.oldest_ms,
+        "loss_from_ms": None if loss is None else loss.from_ms,
+        "loss_until_ms": None if loss is None else loss.until_ms,
+        "leader_epoch": epoch,
+    }

@@ -1,17 +1,16 @@
-"""The archive's tables: their columns with types and units, and their folders.
+"""The archive's tables: their columns with types and units, and their layout.
 
-    <location>/archive.json                                              the cluster, topics and format of the archive
-    <location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
-    <location>/_runs/...                                                 `run.json`, lists and Spark's checkpoints of the last runs: no rows
-    <location>/sent/...                                                  the ledger of backfills (`ledger`)
-    <location>/_files/...                                                the files of each batch (`inventory`)
+    <location>/archive.json      the cluster, topics, format and id of the archive
+    <location>/<table>/          a Delta table (`delta`)
+    <location>/sent/...          the ledger of backfills (`ledger`)
 
-The table `offsets` has no folders by due time. `batch` names the run and the micro-batch that wrote
-the rows, or the compaction that merged several. The next run removes the batches that a killed run
-did not commit, so each record is there exactly once. Times are milliseconds since the epoch by the
-broker's clock, unless a column names another clock; `timestamp_ms` is by the producer's in a topic
-with `CreateTime`, Kafka's default. Law: columns are only ever added, nullable and at the end, so
-that an older archive stays readable by `table_schema`."""  # noqa: E501
+Times are milliseconds since the epoch by the broker's clock, unless a column names another clock;
+`timestamp_ms` is by the producer's in a topic with `CreateTime`, Kafka's default.
+
+A table as it is stored has further columns, which `codec.stored` derives: a TIMESTAMP for each time
+in ms, the first value of each header, and the date or month that the table is partitioned by. Law:
+columns are only ever added, nullable and at the end, so that an older archive stays readable by
+`table_schema`."""
 
 from collections.abc import Mapping
 
@@ -21,11 +20,14 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
+    DateType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 FORMAT = 1
@@ -43,23 +45,30 @@ values are bytes."""
 RANGES = ArrayType(StructType([StructField("first", LongType()), StructField("last", LongType())]))
 """Ranges of offsets, both ends included."""
 
-DUE = (
-    ("due_date", StringType(), False, "UTC date of the table's partitioning time, `YYYY-MM-DD`"),
-    ("due_hour", IntegerType(), False, "UTC hour of that time, 0 to 23"),
-)
+DATE, MONTH = "date", "month"
+"""Columns that tables are partitioned by: the UTC date of the table's time, and the first day of
+its UTC month."""
+
+FIRST_HEADERS = "first_headers"
+"""Column beside `headers` with the first value of each name."""
+
+VERSIONS = MapType(StringType(), LongType())
+"""The version of each table of the archive, by its name."""
 
 Column = tuple[str, DataType, bool, str]
 """Name, type, whether it may be null, meaning with unit."""
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """One folder of the archive."""
+    """One table of the archive."""
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
-    partitioned_by: str | None
-    """The column whose date and hour are folders; None: the table has no such folders."""
+    time: str
+    """The column with the table's time: its rows are sorted by it in each file."""
+    partition: str | None
+    """`DATE` or `MONTH` of that time, which the table is partitioned by; None: it is not."""
 
 
 RAW: tuple[Column, ...] = (
@@ -95,7 +104,8 @@ WHY: tuple[Column, ...] = (
 MESSAGES = Table(
     name="messages",
     meaning="Every record of the delay topic, with the command it carries.",
-    partitioned_by="due_ms",
+    time="due_ms",
+    partition=MONTH,
     columns=(
         ("shard", IntegerType(), False, "partition of the delay topic"),
         ("offset", LongType(), False, "offset in it"),
@@ -156,21 +166,24 @@ DELIVERIES = Table(
         "Every record of an archived target topic that carries Chronos's receipt; with "
         "`--all-records` every record."
     ),
-    partitioned_by="due_at_ms",
+    time="due_at_ms",
+    partition=DATE,
     columns=(*RAW, *RECEIPT),
 )
 
 REJECTED = Table(
     name="rejected",
     meaning="Every record of the rejected topic.",
-    partitioned_by="timestamp_ms",
+    time="timestamp_ms",
+    partition=DATE,
     columns=(*RAW, *RECEIPT, *WHY),
 )
 
 DEAD_LETTERS = Table(
     name="dead_letters",
     meaning="Every record of the dead-letter topic.",
-    partitioned_by="timestamp_ms",
+    time="timestamp_ms",
+    partition=DATE,
     columns=(*RAW, *RECEIPT, *WHY),
 )
 
@@ -181,7 +194,8 @@ COUNTS = ("delivered", "again", "retried", "deferred", "skipped", "expired", "de
 PROGRESS = Table(
     name="progress",
     meaning="Every progress record: what one step of a master committed.",
-    partitioned_by="timestamp_ms",
+    time="timestamp_ms",
+    partition=DATE,
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
         ("offset", LongType(), False, "offset in it"),
@@ -227,7 +241,8 @@ DECISIONS = Table(
         "Every refusal, every outcome other than delivery, every cursor of a lane, and what left "
         "queues of held records, from the progress records."
     ),
-    partitioned_by="decided_ms",
+    time="decided_ms",
+    partition=DATE,
     columns=(
         ("shard", IntegerType(), False, "partition of the progress topic"),
         ("progress_offset", LongType(), False, "offset of the progress record"),
@@ -277,9 +292,15 @@ OFFSETS = Table(
     meaning=(
         "The offsets of each partition that each batch archived, and the log's ends at that time."
     ),
-    partitioned_by=None,
+    time="read_ms",
+    partition=None,
     columns=(
-        ("table", StringType(), False, "the table the batch was written to"),
+        (
+            "table",
+            StringType(),
+            False,
+            "the table the batch was written to; `compact`: that command",
+        ),
         ("topic", StringType(), False, "topic that was read"),
         ("partition", IntegerType(), False, "partition that was read"),
         ("topic_id", StringType(), True, "the topic's id; a topic created again has another one"),
@@ -358,6 +379,32 @@ OFFSETS = Table(
             ),
         ),
         ("loss_until_ms", LongType(), True, "see `loss_from_ms`"),
+        (
+            "leader_epoch",
+            IntegerType(),
+            True,
+            "a leader epoch in which the log had all records before `until_offset`; null: not "
+            "known",
+        ),
+        (
+            "targets",
+            ArrayType(StringType(), False),
+            True,
+            "target topics that the messages of the batch name; null: those of another row",
+        ),
+        (
+            "sequence",
+            LongType(),
+            False,
+            "number of the commit: the rows that were written together have the same one, later "
+            "rows a greater one",
+        ),
+        (
+            "versions",
+            VERSIONS,
+            False,
+            "version of each table with all that was archived up to this commit, and nothing else",
+        ),
     ),
 )
 
@@ -367,40 +414,57 @@ TABLES: Mapping[str, Table] = {
 }
 
 
-UNIQUE = (
-    "offset",
-    "timestamp_ms",
-    "value",
-    "headers.list.element.value",
-    "id",
-    "requested_due_ms",
-    "due_ms",
-    "due_at_ms",
-    "source_offset",
-)
-"""Columns whose values hardly repeat: Parquet would build a dictionary and discard it, a quarter of
-the time of a write."""
-
-WRITING = {f"parquet.enable.dictionary#{name}": "false" for name in UNIQUE}
-"""Options for writing any of the tables."""
+def columns_of(table: Table) -> StructType:
+    """The table's columns, without those that are derived from them."""
+    return StructType(
+        [StructField(name, kind, nullable) for name, kind, nullable, _ in table.columns]
+    )
 
 
-def columns_of(table: Table, *, with_hours: bool = False, with_batch: bool = False) -> StructType:
-    """The table's columns; with `due_date` and `due_hour`, and with `batch`, if asked for."""
-    columns: list[Column] = list(table.columns)
-    if with_hours and table.partitioned_by is not None:
-        columns += DUE
-    fields = [StructField(name, kind, nullable) for name, kind, nullable, _ in columns]
-    if with_batch:
-        fields.append(StructField("batch", StringType(), False))
+def times(table: Table) -> list[tuple[str, str]]:
+    """For each time in ms of the table its column and that of the TIMESTAMP: `due_ms` and `due_at`,
+    `due_at_ms` and `due_at`, `timestamp_ms` and `timestamp`."""
+    return [(name, _time(name)) for name, *_ in table.columns if name.endswith("_ms")]
+
+
+def _time(name: str) -> str:
+    name = name.removesuffix("_ms")
+    return name if name == "timestamp" or name.endswith("_at") else f"{name}_at"
+
+
+def derived(table: Table) -> StructType:
+    """The columns that are derived from the table's own."""
+    fields = [StructField(name, TimestampType()) for _, name in times(table)]
+    if any(name == "headers" for name, *_ in table.columns):
+        fields.append(StructField(FIRST_HEADERS, MapType(StringType(), BinaryType())))
+    if table.partition is not None:
+        fields.append(StructField(table.partition, DateType()))
     return StructType(fields)
 
 
 def table_schema(table: Table) -> StructType:
-    """The schema for reading the table: every column nullable, so that a column of a later version
-    reads as null."""
-    fields = columns_of(table, with_hours=True, with_batch=True).fields
+    """The table as it is stored: every column nullable, so that a column of a later version reads
+    as null."""
+    fields = [*columns_of(table).fields, *derived(table).fields]
     return StructType([StructField(field.name, field.dataType, True) for field in fields])
+
+
+COUNTED = (
+    "shard",
+    "partition",
+    "offset",
+    "progress_offset",
+    "source_offset",
+    "pull_offset",
+    "sequence",
+)
+"""Columns besides times with a minimum and a maximum for each file."""
+
+
+def counted(table: Table) -> list[str]:
+    """The columns with a minimum and a maximum for each file, by which readers leave files out."""
+    own = [name for name, *_ in table.columns if name.endswith("_ms") or name in COUNTED]
+    return [*own, *(name for _, name in times(table))]
 
 
 _HEAD = f"""\
@@ -408,39 +472,44 @@ _HEAD = f"""\
 
 <!-- Generated by `python -m chronos.spark`; change `chronos/spark/schema.py` instead. -->
 
-The tables that `chronos archive` writes ([how](../how-to/archive.md)). Each table is a folder of Parquet files, format {FORMAT}:
+The tables that `chronos archive` writes ([how](../how-to/archive.md)). Each table is a [Delta](https://delta.io) table of reader version 1 and writer version 2,
+without table features; the archive has format {FORMAT}:
 
 ```
-<location>/archive.json                                              cluster, topics, format, id of the Kafka cluster
-<location>/<table>/batch=<batch>/due_date=<date>/due_hour=<hour>/    Parquet files
-<location>/_runs/                                                    Spark's checkpoints; readers skip this folder
-<location>/_files/<table>/batch=<batch>.json                         the files of each batch, with bytes and rows
+<location>/archive.json      cluster, topics, format, id of the archive, id of the Kafka cluster
+<location>/<table>/          the table: Parquet files, and `_delta_log/`
+<location>/_checkpoints/     Spark's checkpoints of the run that writes now
+<location>/sent/             the ledger of backfills; its rows are the table `sent/rows`
 ```
 
 Times are milliseconds since the epoch by the broker's clock, unless a column names another clock; `timestamp_ms` is the producer's in a topic with
-`CreateTime`. `batch` names the run and the micro-batch that wrote the rows; the next run removes the batches that a killed run did not commit, so each record
-is there exactly once. `due_date` (`YYYY-MM-DD`) and `due_hour` (0 to 23) are in UTC: of the column
-that the table is partitioned by, or of the record's timestamp if that column is null or out of range (a foreign header may hold anything).
+`CreateTime`. Beside each time in milliseconds is the same as a `timestamp` in UTC, which is null before 1970 and after the year 9999: `due_at` of `due_ms`,
+`due_at` of `due_at_ms`, `timestamp` of `timestamp_ms`. `date` is the UTC date of the table's time, `month` the first day of its UTC month: of the record's timestamp if that time is null or
+out of range (a foreign header may hold anything), and 1970-01-01 if that is out of range too.
+
+`headers` are in order and may repeat; their values are bytes. Spark reads invalid UTF-8 in a header's name as U+FFFD. `first_headers` is a map of the first
+value of each name.
+
+What is archived is what the newest row of `offsets`, by `sequence`, names in `versions`: `chronos audit`, `find` and `backfill` read these versions. The
+newest version of a table may have rows beyond that, of a run that writes now or was killed; the next run removes the latter. Each record is there exactly once in both.
 
 Columns are only ever added, as nullable columns: in an older archive a later column reads as null. A change of meaning is a new `format`; a version that does
 not know the format refuses the archive.
-
-`headers` are in order and may repeat; their values are bytes. Spark reads invalid UTF-8 in a header's name as U+FFFD.
 """  # noqa: E501
 
 
 def reference() -> str:
     """The page in Markdown."""
     rows = [
-        f"| [`{table.name}`](#{table.name}) | {_hours(table)} | {table.meaning} |\n"
+        f"| [`{table.name}`](#{table.name}) | {_partition(table)} | {table.meaning} |\n"
         for table in TABLES.values()
     ]
-    listed = "\n| table | by the hour of | rows |\n|---|---|---|\n" + "".join(rows)
+    listed = "\n| table | partitioned by | rows |\n|---|---|---|\n" + "".join(rows)
     return _HEAD + listed + "".join(map(_section, TABLES.values()))
 
 
-def _hours(table: Table) -> str:
-    return "" if table.partitioned_by is None else f"`{table.partitioned_by}`"
+def _partition(table: Table) -> str:
+    return "" if table.partition is None else f"`{table.partition}` of `{table.time}`"
 
 
 def _section(table: Table) -> str:

@@ -16,7 +16,7 @@ from zipfile import BadZipFile, ZipFile
 
 from msgspec import Struct
 
-from chronos.errors import ArchiveFailed, ChronosError, SparkMissing
+from chronos.errors import ArchiveFailed, ChronosError, ConfigurationError, SparkMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +67,15 @@ CONNECTOR_NAME = "spark-sql-kafka-0-10"
 
 CONNECTOR_CLASS = "org/apache/spark/sql/kafka010/KafkaSourceProvider.class"
 
+DELTA = "io.delta:delta-spark_4.0_2.13:4.4.0"
+"""Maven coordinates of Delta Lake, for this Spark's line. Without Spark's version in its name the
+artifact is for another line."""
+
+DELTA_NAME = "delta-spark"
+"""Part of the name of Delta's jar, and of its coordinates."""
+
+DELTA_CLASS = "io/delta/sql/DeltaSparkSessionExtension.class"
+
 AUTO_MASTER = "auto"
 """The master named by `spark.master`, here or to spark-submit; without one, this machine."""
 
@@ -82,20 +91,55 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 """Settings for this machine; a cluster has settings of its own.
+
+Delta computes the state of a table, and lists its files for VACUUM, in as many tasks as the last
+two say, which are 50 and 10,000 by default.
 
 Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
 raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
 of their own. """
 
+EXACT = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.mapKeyDedupPolicy": "EXCEPTION",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.binaryAsString": "false",
+    "spark.sql.parquet.mergeSchema": "false",
+    "spark.speculation": "false",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
+}
+"""Settings that a job's result rests on: with others it could count a message that is there as
+missing, or write what other readers take for something else. The last two let a job read every
+version that a row of `offsets` names; `archive.compact` keeps their files."""
+
+RESTS_ON = ("spark.sql.legacy.", "spark.databricks.delta.")
+"""Beginnings of further such settings, which have none but Spark's and Delta's defaults here."""
+
+TUNING = ("spark.databricks.delta.snapshotPartitions",)
+"""Settings that begin so and decide nothing but how fast a job is."""
+
 COMMON = {
+    **EXACT,
     "spark.driver.extraJavaOptions": (
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     ),
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
-    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -121,6 +165,7 @@ LINE_CHARACTERS = 500
 def need_spark() -> None:
     """Raise SparkMissing, which names what to install, if PySpark or Java is missing."""
     try:
+        import delta  # noqa: F401
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
@@ -152,10 +197,12 @@ def open_session(  # type: ignore[no-untyped-def]
     """The session of a job, with `conf` over the settings of this module; `AUTO_MASTER` chooses the
     master.
 
-    With `kafka` the Kafka connector is fetched, unless `spark.jars` names it; other jars and
-    packages are kept. A Spark that spark-submit has started cannot fetch it any more. `log` takes
+    Delta Lake, and with `kafka` the Kafka connector, are fetched, unless `spark.jars` names them;
+    other jars and packages are kept. A Spark that spark-submit has started cannot fetch them any
+    more. `log` takes
     the output of a JVM that is started here: Spark's log, what fetching the connector prints, and
-    Java's own warnings. SparkMissing if PySpark, Java or the connector is missing."""
+    Java's own warnings. SparkMissing if PySpark, Java, Delta Lake or the connector is missing;
+    ConfigurationError as `check_settings`."""
     need_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -182,9 +229,41 @@ def open_session(  # type: ignore[no-untyped-def]
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
     _silence()
+    check_settings(session, conf)
+    _need_delta(session)
     if kafka:
         _need_connector(session)
     return session
+
+
+def check_settings(session: "SparkSession", conf: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if a setting of the session that the result of a job rests on is not
+    the job's own. `conf`: the settings of the command line."""
+    found = {key: session.conf.get(key, None) for key in EXACT}
+    wrong = {key: value for key, value in found.items() if not _is_same(value, EXACT[key])}
+    named = {**dict(session.sparkContext.getConf().getAll()), **conf}
+    wrong |= {
+        key: value
+        for key, value in named.items()
+        if key.startswith(RESTS_ON) and key not in EXACT and key not in TUNING
+    }
+    if wrong:
+        session.stop()
+        raise ConfigurationError(
+            [
+                f"{key} is {value}, by {_origin(key, conf)}, and what the archive proves rests on "
+                f"{EXACT.get(key, 'its default')}: remove the setting"
+                for key, value in sorted(wrong.items())
+            ]
+        )
+
+
+def _is_same(value: str | None, own: str) -> bool:
+    return value is not None and value.casefold() == own.casefold()
+
+
+def _origin(key: str, conf: Mapping[str, str]) -> str:
+    return "--conf" if key in conf else "spark-defaults.conf, spark-submit or the cluster"
 
 
 def _silence() -> None:
@@ -225,8 +304,13 @@ def session_settings(
         package for package in settings.get("spark.jars.packages", "").split(",") if package
     ]
     named = [*settings.get("spark.jars", "").split(","), *packages]
-    if kafka and not is_submitted() and not any(map(_is_connector, named)):
-        settings["spark.jars.packages"] = ",".join([*packages, CONNECTOR])
+    if not is_submitted():
+        if kafka and not any(_is_jar(jar, CONNECTOR_NAME, CONNECTOR_CLASS) for jar in named):
+            packages.append(CONNECTOR)
+        if not any(_is_jar(jar, DELTA_NAME, DELTA_CLASS) for jar in named):
+            packages.append(DELTA)
+        if packages:
+            settings["spark.jars.packages"] = ",".join(packages)
     return settings
 
 
@@ -249,20 +333,19 @@ def one_line(error: Exception) -> ChronosError | None:
         return None
     if any(name in text for name in VANISHED):
         return ArchiveFailed(
-            "a file of the archive disappeared while it was read: `chronos archive compact`, or a "
-            "run that removed the incomplete output of a killed one, ran at the same time; run "
-            "the same command again"
+            "a file of the archive is missing: it was lost, or removed by VACUUM while it was "
+            "read. Run the same command again; `chronos archive verify` names lost files"
         )
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return ArchiveFailed(f"Spark failed: {line[:LINE_CHARACTERS]}")
 
 
-def _is_connector(jar: str) -> bool:
-    """True for the connector's jar or coordinates, or a jar that contains it with other classes."""
-    if CONNECTOR_NAME in jar:
+def _is_jar(jar: str, name: str, content: str) -> bool:
+    """True for a library's jar or coordinates, or a jar that contains its class with others."""
+    if name in jar:
         return True
     with suppress(OSError, BadZipFile), ZipFile(jar.removeprefix("file:")) as classes:
-        return CONNECTOR_CLASS in classes.namelist()
+        return content in classes.namelist()
     return False
 
 
@@ -291,4 +374,20 @@ def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
         raise SparkMissing(
             f"Spark has no Kafka connector: provide {CONNECTOR} and its dependencies with --conf "
             f"spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
+        ) from error
+
+
+def _need_delta(session: "SparkSession") -> None:
+    """Raise SparkMissing unless Spark has Delta Lake."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        session.read.format("delta").load("/-")
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
+            return
+        session.stop()
+        raise SparkMissing(
+            f"Spark has no Delta Lake: provide {DELTA} and its dependencies with --conf "
+            f"spark.jars=<files, separated by commas>, or with spark-submit --packages {DELTA}"
         ) from error

@@ -7,14 +7,13 @@ object storage the operator must run no more than these."""
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyarrow import ArrowInvalid, fs
+from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
@@ -103,40 +102,13 @@ class ArchiveStorage:
         return sorted((each.path[len(root) + 1 :], each.size) for each in found)
 
     @_translated
-    def rows_of(self, path: str) -> int:
-        """Number of rows of a Parquet file, from its footer. ArchiveFailed if it is not one."""
-        try:
-            return int(pq.read_metadata(f"{self._root}/{path}", filesystem=self._files).num_rows)
-        except ArrowInvalid as error:
-            raise ArchiveFailed(
-                f"{self.path(path)} cannot be read ({error}); restore it from a copy"
-            ) from error
-
-    def parquet(self, below: str) -> dict[str, tuple[int, int]]:
-        """Bytes and rows of the Parquet files there, by their path below; rows from their
-        footers."""
-        found = [
-            (path, size)
-            for path, size in self.files(below, recursive=True)
-            if path.endswith(".parquet")
-        ]
-        return {path: (size, self.rows_of(f"{below}/{path}")) for path, size in found}
-
-    def check_rows(self, below: str, rows: int) -> dict[str, tuple[int, int]]:
-        """`parquet` of the files there; ArchiveFailed unless they hold `rows` rows, the number that
-        Spark's tasks counted.
-
-        A task on another host would write to a local folder of that host, which nothing reads.
-        """
-        files = self.parquet(below)
-        found = sum(count for _, count in files.values())
-        if found != rows:
-            raise ArchiveFailed(
-                f"Spark's tasks wrote {rows} rows to {self.path(below)} and {found} are there: "
-                "with a --master of several hosts the location must be object storage, or a "
-                "folder that all of them share"
-            )
-        return files
+    def sizes(self, below: str, paths: Sequence[str]) -> dict[str, int | None]:
+        """The size in bytes of each of these files there; None for one that does not exist."""
+        found = self._files.get_file_info([f"{self._root}/{below}/{path}" for path in paths])
+        return {
+            path: each.size if each.type is fs.FileType.File else None
+            for path, each in zip(paths, found, strict=True)
+        }
 
     @_translated
     def exists(self, path: str) -> bool:
@@ -182,40 +154,10 @@ class ArchiveStorage:
         self.write(path, json.dumps(value, indent=1).encode())
 
     @_translated
-    def move(self, source: str, target: str) -> None:
-        """Rename a folder: atomic on a file system; file by file on object storage, where it may be
-        repeated."""
-        if self.is_local:
-            self._files.create_dir(f"{self._root}/{target}".rpartition("/")[0], recursive=True)
-            self._files.move(f"{self._root}/{source}", f"{self._root}/{target}")
-            return
-        for path, _ in self.files(source, recursive=True):
-            moved = f"{self._root}/{target}/{path}"
-            self._files.create_dir(moved.rpartition("/")[0], recursive=True)
-            self._files.move(f"{self._root}/{source}/{path}", moved)
-        self.remove(source)
-
-    def hide(self, source: str, target: str) -> None:
-        """Hide a folder from readers before it is removed, if it exists: renamed on a file system,
-        else removed."""
-        if not self.exists(source):
-            return
-        if self.is_local:
-            self.move(source, target)
-        else:
-            self.remove(source)
-
-    @_translated
     def remove(self, folder: str) -> None:
         """Remove a folder and its contents, if it exists."""
         if self.exists(folder):
             self._files.delete_dir(f"{self._root}/{folder}")
-
-    @_translated
-    def remove_file(self, path: str) -> None:
-        """Remove a file, if it exists."""
-        if self.exists(path):
-            self._files.delete_file(f"{self._root}/{path}")
 
     @_translated
     def _make(self) -> None:

@@ -1,26 +1,33 @@
 """The tables of an archive as DataFrames, for audit and backfill: all but `rejected` and
-`dead_letters`. A run of the archive reads single ones with `read_table`.
+`dead_letters`.
 
-The columns are in `schema`; in older files a newer column reads as null. Law: `open_tables` fails
-if a recorded file of these tables or of `sent` is missing or has another size, if one was added, or
-if a compaction replaces folders."""
+The columns are in `schema`. Law: the tables that are read together are of the versions that the
+newest row of `offsets` names, so that what it covers is in the others, and nothing else; what is
+committed later, by a run or by a compaction, does not change them."""
+
+from collections.abc import Mapping
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveFailed
-from chronos.spark import inventory, schema
+from chronos.errors import ArchiveFailed, ArchiveUnusable
+from chronos.spark import schema
+from chronos.spark.delta import last_version, read
 from chronos.spark.runs import check_format
 from chronos.spark.storage import ArchiveStorage
-
-JOURNAL = "_compaction.json"
-"""File below a table that names the new folder of a compaction and the folders it replaces."""
 
 SENT = "sent"
 """Folder of the ledger of backfills."""
 
-READ = (schema.MESSAGES, schema.DELIVERIES, schema.DECISIONS, schema.PROGRESS, schema.OFFSETS)
-"""The tables that are read together."""
+
+class Pinned(Struct, frozen=True, kw_only=True):
+    """What is archived."""
+
+    sequence: int
+    """Number of the newest commit; 0: nothing is archived yet."""
+    versions: Mapping[str, int]
+    """Version of each table, `offsets` included, by its name."""
 
 
 class Tables(Struct, frozen=True, kw_only=True):
@@ -31,60 +38,67 @@ class Tables(Struct, frozen=True, kw_only=True):
     decisions: DataFrame
     progress: DataFrame
     offsets: DataFrame
+    versions: Mapping[str, int] = {}
+    """Version of each table, by its name."""
 
 
-def read_table(spark: SparkSession, storage: ArchiveStorage, table: schema.Table) -> DataFrame:
-    """A table of the archive; empty if nothing was archived to it yet."""
-    kinds = schema.table_schema(table)
-    if not storage.folders(table.name):
-        return spark.createDataFrame([], kinds)
-    return spark.read.schema(kinds).parquet(storage.path(table.name))
+def pinned(spark: SparkSession, storage: ArchiveStorage) -> Pinned | None:
+    """What the newest row of `offsets` names; None if there is no table `offsets`.
+
+    ArchiveUnusable if another table lost a version that it names."""
+    version = last_version(storage, schema.OFFSETS.name)
+    if version is None:
+        return None
+    rows = read(spark, storage, schema.OFFSETS.name, version)
+    last = rows.agg(
+        f.max("sequence").alias("sequence"), f.max_by("versions", "sequence").alias("versions")
+    ).first()
+    if last is None or last["sequence"] is None:
+        return Pinned(sequence=0, versions={schema.OFFSETS.name: version})
+    for name, named in last["versions"].items():
+        found = last_version(storage, name)
+        if found is None or found < named:
+            raise ArchiveUnusable(
+                f"{storage.uri} is not whole: table {name} lost its version {named}. Nothing can "
+                "be proved or sent from it: restore the folder from a copy, or archive to another "
+                "location"
+            )
+    return Pinned(
+        sequence=last["sequence"], versions={**last["versions"], schema.OFFSETS.name: version}
+    )
+
+
+def read_table(
+    spark: SparkSession, storage: ArchiveStorage, table: schema.Table, versions: Mapping[str, int]
+) -> DataFrame:
+    """A table of the archive at the version that is named; empty if none is."""
+    version = versions.get(table.name)
+    if version is None:
+        return spark.createDataFrame([], schema.table_schema(table))
+    return read(spark, storage, table.name, version)
 
 
 def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, str, str]:
     """The tables, the cluster's name and its delay topic; ArchiveFailed if there is no archive,
-    ArchiveUnusable if it lost a file.
-
-    Spark lists the files of a table here. `offsets` comes first: everything it covers is in the
-    other tables by then, and rows that a concurrent run of the archive adds to them are not
-    covered. A compaction between the listings could hide rows, so that one under way is an error
-    too."""
+    ArchiveUnusable if it lost a version of a table."""
     found = check_format(storage)
     if found is None:
         raise ArchiveFailed(
             f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates "
             "one"
         )
-    compacted = _compacted(storage)
-    offsets = read_table(spark, storage, schema.OFFSETS)
+    now = pinned(spark, storage)
+    versions = {} if now is None else now.versions
+
+    def table(of: schema.Table) -> DataFrame:
+        return read_table(spark, storage, of, versions)
+
     tables = Tables(
-        messages=read_table(spark, storage, schema.MESSAGES),
-        deliveries=read_table(spark, storage, schema.DELIVERIES),
-        decisions=read_table(spark, storage, schema.DECISIONS),
-        progress=read_table(spark, storage, schema.PROGRESS),
-        offsets=offsets,
+        messages=table(schema.MESSAGES),
+        deliveries=table(schema.DELIVERIES),
+        decisions=table(schema.DECISIONS),
+        progress=table(schema.PROGRESS),
+        offsets=table(schema.OFFSETS),
+        versions=versions,
     )
-    inventory.need_whole(storage, (*(table.name for table in READ), SENT))
-    if _compacted(storage) != compacted:
-        raise ArchiveFailed(
-            f"{storage.uri} was compacted while it was read; run the same command again"
-        )
     return tables, found["cluster"], found["topics"]["delay"]
-
-
-def _compacted(storage: ArchiveStorage) -> set[str]:
-    """The folders that compactions have made; ArchiveFailed if one is replacing folders now, or was
-    killed while it did."""
-    found = set()
-    for table in READ:
-        if storage.exists(f"{table.name}/{JOURNAL}"):
-            raise ArchiveFailed(
-                f"{storage.uri} is being compacted, or a compaction was killed: wait for it, or "
-                "run `chronos archive compact`"
-            )
-        found |= {
-            f"{table.name}/{name}"
-            for name in storage.folders(table.name)
-            if name.startswith("batch=c")
-        }
-    return found

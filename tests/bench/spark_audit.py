@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 from tests.bench.figures import Bench
-from tests.spark.lost import write_reads, write_table
+from tests.spark.lost import begin_commits, write_reads, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -189,20 +189,22 @@ def make(folder: Path, messages: int) -> dict[str, int]:
         "rejected": "rejected",
         "dead_letter": "dead",
     }
-    claim = {"format": schema.FORMAT, "cluster": "bench", "topics": topics}
+    claim = {"format": schema.FORMAT, "id": "bench", "cluster": "bench", "topics": topics}
     (folder / "archive.json").write_text(json.dumps(claim))
     spark = open_session("bench", "local[2]", {"spark.local.dir": str(folder.parent)}, kafka=False)
     try:
         records = _records(spark, messages)
         planted = _planted(records, messages)
+        commits, written = begin_commits(spark, storage), {}
         for table, rows in (
             (schema.MESSAGES, _messages(records)),
             (schema.DELIVERIES, _deliveries(records, *planted)),
             (schema.DECISIONS, _decisions(records)),
             (schema.PROGRESS, _progress(spark, messages)),
         ):
-            write_table(rows, table, storage)
-        write_reads(spark, storage, _ends(messages), START_MS + length_ms(messages) + 60_000)
+            written[table.name] = write_table(rows, table, commits)
+        end_ms = START_MS + length_ms(messages) + 60_000
+        write_reads(commits, written, _ends(messages), end_ms)
         counts = {row["event"]: row["count"] for row in records.groupBy("event").count().collect()}
     finally:
         spark.stop()

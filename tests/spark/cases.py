@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
+from chronos.spark.archive.commits import Commits, create_tables
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
 
@@ -242,14 +244,26 @@ def archive_of(spark: SparkSession, cases: Iterable[JudgedShard]) -> Tables:
 
 
 def write_archive(tables: Tables, folder: Path) -> Path:
-    """The tables on disk in the layout of `chronos archive`."""
+    """The tables on disk as `chronos archive` writes them."""
     folder.mkdir(parents=True)
     topics = {"delay": DELAY, "progress": "chronos.progress", "rejected": "r", "dead_letter": "d"}
-    claim = {"format": schema.FORMAT, "cluster": "cases", "topics": topics}
+    claim = {"format": schema.FORMAT, "cluster": "cases", "topics": topics, "id": "cases"}
     (folder / "archive.json").write_text(json.dumps(claim))
-    for name in ("messages", "deliveries", "decisions", "progress", "offsets"):
-        rows: DataFrame = getattr(tables, name)
-        where = str(folder / name / "batch=00000001-000000")
-        hourly = ["due_date", "due_hour"] if name != "offsets" else []
-        rows.coalesce(1).write.partitionBy(*hourly).parquet(where)
+    add_batch(tables, folder, "first")
     return folder
+
+
+def add_batch(tables: Tables, folder: Path, name: str) -> None:
+    """Write these rows as a run of the archive of that name does: those of `offsets` last."""
+    spark, storage = tables.offsets.sparkSession, ArchiveStorage(str(folder))
+    create_tables(storage)
+    commits = Commits(spark, storage, "cases")
+    written = {
+        table.name: commits.write(
+            table, getattr(tables, table.name).coalesce(1), run=name, stream="test", number=0
+        )
+        for table in (schema.MESSAGES, schema.DELIVERIES, schema.DECISIONS, schema.PROGRESS)
+    }
+    own = [column for column, *_ in schema.OFFSETS.columns]
+    rows = [row.asDict() for row in tables.offsets.select(*own).collect()]
+    commits.commit(rows, written, run=name, stream="offsets", number=0)

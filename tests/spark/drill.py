@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.killed import Killed
 
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.keys import OFFSET_MAX
@@ -23,7 +24,6 @@ from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.integration.flow import now_ms
 from tests.spark.histories import HOUR_MS
-from tests.spark.killed import Killed
 from tests.spark.logs import SHARDS, Logs
 
 COUNT = 60

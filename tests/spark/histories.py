@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
-from chronos.spark.codec import PARSED, in_hours, parse_messages, unpack_decisions, unpack_steps
+from chronos.spark.codec import PARSED, parse_messages, stored, unpack_decisions, unpack_steps
 from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
@@ -205,6 +205,10 @@ def offsets_row(table: str, topic: str, partition: int, end: int, **changed: Any
         "oldest_ms": None,
         "loss_from_ms": None,
         "loss_until_ms": None,
+        "leader_epoch": None,
+        "targets": None,
+        "sequence": 1,
+        "versions": {},
         **changed,
     }
 
@@ -222,7 +226,7 @@ def frame(spark: SparkSession, table: schema.Table, rows: Iterable[Row]) -> Data
     made = spark.createDataFrame(
         pa.Table.from_pylist([{name: row[name] for name in kinds.names} for row in rows], kinds)
     )
-    return made if table.partitioned_by is None else in_hours(made, table)
+    return stored(made, table)
 
 
 def tables(

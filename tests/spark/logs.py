@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 from confluent_kafka import Producer
+from deltalake import DeltaTable
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.spark.archive.job import ArchivePlan
@@ -130,10 +130,8 @@ class Logs:
 
 
 def table(folder: Path, name: str) -> pa.Table:
-    """A table as pyarrow reads it; without rows when nothing was archived."""
-    if not list((folder / name).rglob("*.parquet")):
-        return pa.table({})
-    return ds.dataset(folder / name, format="parquet", partitioning="hive").to_table()
+    """A table as another reader of Delta reads it."""
+    return pa.table(DeltaTable(folder / name).to_pyarrow_table())
 
 
 def positions_in(folder: Path, name: str, partition: str) -> list[tuple[Any, ...]]:

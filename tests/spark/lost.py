@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from chronos.spark.archive.commits import Commits
+    from chronos.spark.delta import Commit
     from chronos.spark.storage import ArchiveStorage
 
 START_MS = 1_790_000_000_000
@@ -54,7 +56,8 @@ def write_lost(
         "delay": delay
     }
     storage.write_json(
-        "archive.json", {"format": schema.FORMAT, "cluster": cluster, "topics": topics}
+        "archive.json",
+        {"format": schema.FORMAT, "id": "lost", "cluster": cluster, "topics": topics},
     )
     n, none = f.col("id"), f.lit(None)
     number, due_ms = n.cast("string"), n * GAP_MS + START_MS
@@ -90,7 +93,8 @@ def write_lost(
         none.alias("reason"),
         none.alias("first_ms"),
     )
-    write_table(rows, schema.MESSAGES, storage)
+    commits = begin_commits(spark, storage)
+    written = {schema.MESSAGES.name: write_table(rows, schema.MESSAGES, commits)}
     end_ms = START_MS + messages * GAP_MS + 24 * HOUR_MS
     each = messages // shards
     steps = [
@@ -114,26 +118,36 @@ def write_lost(
             [(0, 0), (end_ms - 3 * HOUR_MS, each), (end_ms - HOUR_MS, each)]
         )
     ]
-    write_table(
-        spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS)), schema.PROGRESS, storage
-    )
+    progress = spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS))
+    written[schema.PROGRESS.name] = write_table(progress, schema.PROGRESS, commits)
     read = [("messages", delay, number, each) for number in range(shards)]
     read += [("progress", f"{cluster}.progress", number, 3) for number in range(shards)]
     read += [("deliveries", target, number, 0) for number in range(shards)]
-    write_reads(spark, storage, read, end_ms)
+    write_reads(commits, written, read, end_ms)
+
+
+def begin_commits(spark: SparkSession, storage: ArchiveStorage) -> Commits:
+    """The writer of a new archive."""
+    from chronos.spark.archive.commits import Commits, create_tables
+
+    create_tables(storage)
+    return Commits(spark, storage, "lost")
 
 
 def write_reads(
-    spark: SparkSession,
-    storage: ArchiveStorage,
+    commits: Commits,
+    written: dict[str, Commit],
     ends: Iterable[tuple[str, str, int, int]],
     read_ms: int,
 ) -> None:
-    """Write table `offsets`: each `(table, topic, partition, end)` was read once, to its end."""
+    """Commit what was written, with rows of table `offsets`: each `(table, topic, partition, end)`
+    was read once, to its end."""
     from chronos.spark import schema
 
+    nothing = dict.fromkeys(name for name, *_ in schema.OFFSETS.columns)
     rows = [
         {
+            **nothing,
             "table": table,
             "topic": topic,
             "partition": number,
@@ -148,19 +162,14 @@ def write_reads(
         }
         for table, topic, number, end in ends
     ]
-    write_table(
-        spark.createDataFrame(rows, schema.columns_of(schema.OFFSETS)).coalesce(1),
-        schema.OFFSETS,
-        storage,
-    )
+    commits.commit(rows, written, run="lost", stream="offsets", number=0)
 
 
-def write_table(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
-    """Write a table in the layout of `chronos archive`; columns that may be null and are not given
-    are null."""
+def write_table(rows: DataFrame, table: Any, commits: Commits) -> Commit:
+    """Write a table as `chronos archive` does; columns that may be null and are not given are
+    null."""
     from pyspark.sql import functions as f
 
-    from chronos.spark.codec import in_hours
     from chronos.spark.schema import columns_of
 
     given = set(rows.columns)
@@ -172,11 +181,7 @@ def write_table(rows: DataFrame, table: Any, storage: ArchiveStorage) -> None:
             for field in columns_of(table).fields
         )
     )
-    where = storage.path(table.name, "batch=00000001-000000")
-    if table.partitioned_by is None:
-        rows.write.parquet(where)
-    else:
-        in_hours(rows, table).write.partitionBy("due_date", "due_hour").parquet(where)
+    return commits.write(table, rows, run="lost", stream="lost", number=0)
 
 
 def last_json(output: str) -> dict[str, Any]:

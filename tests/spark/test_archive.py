@@ -8,32 +8,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import pyarrow.dataset as ds
 import pytest
 from confluent_kafka import TopicPartition
+from deltalake import DeltaTable
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable, LogUnavailable
 from chronos.ports import TopicInfo
-from chronos.spark import inventory, schema
-from chronos.spark.archive.compact import compact, finish
+from chronos.spark import schema
+from chronos.spark.archive.compact import compact
 from chronos.spark.archive.job import ARCHIVE_GROUP, TableResult, archive, check_claim
-from chronos.spark.codec import in_hours
-from chronos.spark.runs import begin_run, remove_uncommitted
+from chronos.spark.codec import stored
+from chronos.spark.runs import archived_run, begin_run
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import open_tables
 from tests.harness.broker import Broker
 from tests.harness.waiting import check_deadline, wait_until
 from tests.spark.conftest import conf, small
-from tests.spark.killed import Doomed, Killed
 from tests.spark.logs import SHARDS, Logs, positions_in, table
 
 pytestmark = pytest.mark.spark
@@ -108,12 +110,13 @@ def test_each_record_is_there_once_byte_for_byte(
     assert found == odd
     assert [row["verb"] for row in rows] == ["refused", "refused", "cancel"]
     for name, each in schema.TABLES.items():  # tables without rows too
-        found_columns = set(
-            ds.dataset(tmp_path / name, format="parquet", partitioning="hive").schema.names
-        )
-        assert {column for column, *_ in each.columns} <= found_columns
-        assert set(spark.read.parquet(str(tmp_path / name)).columns) == found_columns
-    reached = remove_uncommitted(ArchiveStorage(str(tmp_path)))
+        delta = DeltaTable(tmp_path / name)
+        assert [field.name for field in delta.schema().fields] == schema.table_schema(each).names
+        protocol = delta.protocol()
+        assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+        assert not protocol.reader_features
+        assert not protocol.writer_features
+    reached = archived_run(open_tables(spark, ArchiveStorage(str(tmp_path)))[0].offsets)
     assert reached is not None
     read = reached.topics[logs.delay].partitions["0"]
     assert (read.position, read.leader_epoch) == (3, brokers.watermarks(logs.delay, 0).leader_epoch)
@@ -145,7 +148,9 @@ def test_each_record_is_there_once_byte_for_byte(
         "occurrence": 1,
         "attempt": 1,
     }
-    assert (delivered["due_date"], int(delivered["due_hour"])) == ("1970-01-01", 0)
+    assert delivered["date"] == date(1970, 1, 1)
+    assert delivered["due_at"] == datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)
+    assert dict(delivered["first_headers"])["chronos-due-at"] == b"1"
 
     assert by_table(
         archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore)
@@ -156,17 +161,44 @@ def test_each_record_is_there_once_byte_for_byte(
     assert brokers.committed(group, logs.target, 1) is None
 
 
-def test_a_producers_timestamp_in_microseconds_gets_the_first_hour(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """A record from before the topic had the broker's timestamps; Spark cannot write its year as a
-    folder."""
+def test_each_row_is_stored_under_its_date_in_utc(spark: SparkSession) -> None:
+    """Of its due time, else of the record's timestamp; a timestamp from before the topic had the
+    broker's may be in microseconds, and a due time after the year 9999. The zone of the machine and
+    of the session takes no part."""
     columns = "shard int, timestamp_ms long, due_ms long"
-    rows = [(0, DUE_MS * 1_000, None), (1, DUE_MS * 1_000, DUE_MS), (2, DUE_MS, None)]
-    made = in_hours(spark.createDataFrame(rows, columns), schema.MESSAGES)
-    made.write.partitionBy("due_date", "due_hour").parquet(str(tmp_path / "rows"))
-    found = {row["shard"]: row["due_date"] for row in made.collect()}
-    assert (found[0], found[1] == found[2]) == ("1970-01-01", True)
+    last = 253_402_300_799_999
+    rows = [
+        (0, DUE_MS * 1_000, None),
+        (1, DUE_MS * 1_000, DUE_MS),
+        (2, DUE_MS, None),
+        (3, DUE_MS, last),
+        (4, DUE_MS, last + 1),
+        (5, DUE_MS, 86_400_000 - 1),
+        (6, DUE_MS, 31 * 86_400_000),
+    ]
+    kept = [name for name, *_ in schema.MESSAGES.columns if name not in columns]
+    given = spark.createDataFrame(rows, columns).withColumns(dict.fromkeys(kept, f.lit(None)))
+    given = given.withColumn("headers", f.lit(None).cast(schema.HEADERS))
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        made = stored(given, schema.MESSAGES).orderBy("shard")
+        found = [
+            (str(row["month"]), row["due"])
+            for row in made.select(
+                f.col("month").cast("string").alias("month"), f.unix_millis("due_at").alias("due")
+            ).collect()
+        ]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert found == [
+        ("1970-01-01", None),
+        ("2030-03-01", DUE_MS),
+        ("2030-03-01", None),
+        ("9999-12-01", last),
+        ("9999-12-01", None),
+        ("1970-01-01", 86_400_000 - 1),
+        ("1970-02-01", 31 * 86_400_000),
+    ]
 
 
 def test_small_batches_end_where_one_large_one_would(
@@ -178,19 +210,18 @@ def test_small_batches_end_where_one_large_one_would(
     storage = ArchiveStorage(str(tmp_path))
     done = archive(spark, brokers, storage, logs.plan(batch_records=300), ignore)
     assert {each.batches for each in done if each.table in ("messages", "deliveries")} == {4}
-    before = {
-        name: table(tmp_path, name).drop_columns(["batch"])
-        for name in ("messages", "deliveries", "offsets")
-    }
+    before = {name: table(tmp_path, name) for name in ("messages", "deliveries", "offsets")}
     keys = [("shard", "ascending"), ("offset", "ascending")]
     compacted = {each.table: each for each in compact(spark, storage, 1 << 20, ignore)}
     assert compacted["messages"].files_after == 1 < compacted["messages"].files_before
-    after = table(tmp_path, "messages").drop_columns(["batch"]).sort_by(keys)
+    after = table(tmp_path, "messages").sort_by(keys)
     assert after.to_pylist() == before["messages"].sort_by(keys).to_pylist()
     assert positions_in(tmp_path, "deliveries", "partition") == sorted(
         (logs.target, shard, offset) for shard, offset in everything(logs, 1_000)
     )
-    assert len(table(tmp_path, "offsets")) == len(before["offsets"])
+    reads = table(tmp_path, "offsets").to_pylist()
+    assert len([row for row in reads if row["topic"]]) == len(before["offsets"])
+    assert [row["table"] for row in reads if not row["topic"]] == ["compact"]
 
     assert by_table(archive(spark, brokers, storage, logs.plan(), ignore))["messages"] == 0
 
@@ -214,7 +245,7 @@ def test_foreign_headers_are_not_taken_for_a_receipt(
     archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
     for row in table(tmp_path, "deliveries").to_pylist():
         assert row["due_at_ms"] in (10**16, -1)
-        assert row["due_date"] == time.strftime("%Y-%m-%d", time.gmtime(row["timestamp_ms"] / 1000))
+        assert row["date"] == datetime.fromtimestamp(row["timestamp_ms"] / 1000, UTC).date()
     (refused,) = table(tmp_path, "rejected").to_pylist()
     columns = {
         name: refused[name] for name in ("id", "source_topic", "source_offset", "reason", "detail")
@@ -226,45 +257,6 @@ def test_foreign_headers_are_not_taken_for_a_receipt(
         "reason": "bad-value",
         "detail": None,
     }
-
-
-def test_a_compaction_killed_at_any_step_shows_no_record_twice_and_is_completed(
-    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
-) -> None:
-    """By the next compaction or run of the archive, with the same rows; part of the archive was
-    compacted before."""
-    count = 60
-    origin = ArchiveStorage(str(tmp_path / "origin"))
-    logs.schedule(20, DUE_MS)
-    archive(spark, brokers, origin, logs.plan(targets=[]), ignore)
-    compact(spark, origin, 1 << 20, ignore)
-    logs.schedule(40, DUE_MS)
-    archive(spark, brokers, origin, logs.plan(batch_records=20, targets=[]), ignore)
-    finished = False
-    steps = 0
-    while not finished:
-        storage = tmp_path / str(steps)
-        shutil.copytree(tmp_path / "origin", storage)
-        try:
-            compact(spark, Doomed(str(storage), steps), 1 << 20, ignore)
-            finished = True
-        except Killed:
-            shown = positions_in(storage, "messages", "shard")
-            assert len(set(shown)) == len(shown)
-        if steps % 2:
-            archive(spark, brokers, ArchiveStorage(str(storage)), logs.plan(targets=[]), ignore)
-        else:
-            finish(ArchiveStorage(str(storage)))
-        assert positions_in(storage, "messages", "shard") == everything(logs, count)
-        assert not [
-            path
-            for path in storage.glob("*/_*")
-            if path.parent.name in schema.TABLES and path.name != "_SUCCESS"
-        ]
-        inventory.need_whole(ArchiveStorage(str(storage)), schema.TABLES)
-        steps += 1
-        assert steps < 100
-    assert steps > 10
 
 
 @pytest.mark.campaign
@@ -295,9 +287,10 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, start_new_session=True
             )
-        wanted = len(list(tmp_path.glob(f"{table_name}/batch=*"))) + dice.randrange(1, 3)
+        log = f"{table_name}/_delta_log/*.json"
+        wanted = len(list(tmp_path.glob(log))) + dice.randrange(1, 3)
         deadline = time.monotonic() + 250
-        while len(list(tmp_path.glob(f"{table_name}/batch=*"))) < wanted and process.poll() is None:
+        while len(list(tmp_path.glob(log))) < wanted and process.poll() is None:
             check_deadline(deadline)
             time.sleep(0.01)
         kills += process.poll() is None
@@ -312,9 +305,7 @@ def test_a_run_that_is_killed_is_completed_by_the_next(
         (logs.target, *at) for at in everything(logs, count)
     )
     for name in ("messages", "deliveries"):
-        read = spark.read.schema(schema.table_schema(schema.TABLES[name])).parquet(
-            storage.path(name)
-        )
+        read = spark.read.format("delta").load(storage.path(name)).drop("first_headers")
         assert (read.count(), read.distinct().count()) == (count, count)
 
 
@@ -548,11 +539,13 @@ def test_records_of_another_program_in_the_progress_topic_are_left_out(
 
 
 class Elsewhere(ArchiveStorage):
-    """Storage that Spark's tasks have on local disks of other hosts."""
+    """Storage whose files Spark's tasks have written to local disks of other hosts."""
 
-    def path(self, *parts: str) -> str:
-        """A folder that only the tasks see; the checkpoints belong to the driver."""
-        return super().path(*parts) if "_runs" in parts else super().path("_other-host", *parts)
+    def sizes(self, below: str, paths: Sequence[str]) -> dict[str, int | None]:
+        """The sizes here, once the files are elsewhere."""
+        for path in paths:
+            Path(urlsplit(self.uri).path, below, path).unlink()
+        return super().sizes(below, paths)
 
 
 def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
@@ -563,49 +556,10 @@ def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
     with pytest.raises(ArchiveFailed, match=r"wrote \d rows to .* and 0 are there") as failed:
         archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), ignore)
     assert "folder that all of them share" in str(failed.value)
-    assert brokers.committed(ARCHIVE_GROUP.format(cluster=logs.cluster), logs.delay, 0) == 0
-    archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
-    assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
-
-
-def test_compaction_makes_as_many_files_as_the_size_of_an_hour_needs(
-    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
-) -> None:
-    """A large hour becomes several files, each small one a single file; a second compaction changes
-    nothing."""
-    storage = ArchiveStorage(str(tmp_path))
-    noise = random.Random(8)
-    for at in range(36):
-        size, due_ms = (20_000, DUE_MS) if at % 4 == 0 else (10, DUE_MS + at % 4 * 3_600_000)
-        headers = [("chronos-deliver-at", b"%d" % due_ms), ("chronos-target-topic", b"t")]
-        logs.write(logs.delay, noise.randbytes(size), headers)
-    logs.flush()
-    archive(spark, brokers, storage, logs.plan(batch_records=18), ignore)
-    steps: list[Step] = []
-    # As of an archive so large that tasks are not put together.
-    large_scale = {
-        "spark.sql.shuffle.partitions": "8",
-        "spark.sql.adaptive.coalescePartitions.enabled": "false",
-    }
-    before = {name: spark.conf.get(name) for name in large_scale}
-    try:
-        for name, value in large_scale.items():
-            spark.conf.set(name, value)
-        compact(spark, storage, 40_000, steps.append)
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
-    paths = [
-        path for path, _ in storage.files("messages", recursive=True) if path.endswith(".parquet")
-    ]
-    large, *small = sorted(
-        Counter(path.rpartition("/")[0] for path in paths).values(), reverse=True
-    )
-    assert (2 <= large <= 5, small) == (True, [1, 1, 1])
-    assert [step for step in steps if step.name.endswith("files of messages")]
-    steps.clear()
-    compact(spark, storage, 40_000, steps.append)
-    assert not [step for step in steps if step.name.endswith("files of messages")]
+    assert brokers.committed(ARCHIVE_GROUP.format(cluster=logs.cluster), logs.delay, 0) is None
+    storage = ArchiveStorage(str(tmp_path / "shared"))
+    archive(spark, brokers, storage, logs.plan(), ignore)
+    assert positions_in(tmp_path / "shared", "messages", "shard") == everything(logs, 6)
 
 
 class Leaderless(KafkaLog):

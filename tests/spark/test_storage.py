@@ -46,12 +46,3 @@ def test_spark_and_arrow_each_get_their_name_of_s3(
     storage = ArchiveStorage(f"{scheme}://bucket/a/")
     assert storage.path("messages") == "s3a://bucket/a/messages"
     assert ArchiveStorage(storage.uri).uri == storage.uri
-
-
-def test_a_folder_is_moved_where_there_was_none(tmp_path: Path) -> None:
-    """File by file, on any file system."""
-    storage = ArchiveStorage("mock:///archive")
-    storage.write("table/_making/hour=1/file", b"1")
-    storage.move("table/_making", "table/batch=c1")
-    assert storage.files("table", recursive=True) == [("batch=c1/hour=1/file", 1)]
-    assert not storage.exists("table/_making")

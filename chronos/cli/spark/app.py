@@ -91,11 +91,11 @@ AUTO_MASTER = "auto"
 archive_app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
-    help="""Copy the logs to Parquet with Spark: incrementally, each record exactly once.
+    help="""Copy the logs to Delta tables with Spark: incrementally, each record exactly once.
 
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
     when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
-    The archive has one folder for each table (docs/reference/archive.md). `chronos archive compact` merges small files,
+    The archive has one Delta table for each kind of record (docs/reference/archive.md). `chronos archive compact` merges small files,
     `chronos archive verify` looks for lost ones, and `chronos archive find` for messages.
 
     \b
@@ -202,9 +202,10 @@ def compact(
     conf: Conf = None,
     output: Output = Format.text,
 ) -> None:
-    """Merge small files into large ones. Do not read the archive at the same time.
+    """Merge small files into large ones, and remove those that no reader needs any more.
 
-    If the command is killed at any point, run it again, or `chronos archive`: either completes it.
+    The archive may be read at the same time: files that were merged stay for 7 days. If the command
+    is killed at any point, run it again.
     """
     from chronos.cli.spark.archive import compact_archive
 
@@ -213,15 +214,19 @@ def compact(
 
 
 @archive_app.command()
-def verify(location: Location, output: Output = Format.text) -> None:
-    """Compare the files of the archive with the record of them: names, sizes and numbers of rows.
+def verify(
+    location: Location,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Look for every file of what is archived, and read its rows.
 
-    Each missing, changed or added file is named, and the exit code is 1. `chronos audit` and
-    `backfill` compare names and sizes before they read, and refuse an archive that is not whole.
-    Starts no Spark."""
+    Each missing file is named, and each table that cannot be read; the exit code is 1 then.
+    `chronos audit` and `backfill` end with an error when they read such a file."""
     from chronos.cli.spark.archive import verify_archive
 
-    verify_archive(output, location=location)
+    verify_archive(output, SparkOptions(location=location, master=master, conf=conf or []))
 
 
 @archive_app.command()

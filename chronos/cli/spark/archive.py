@@ -14,7 +14,7 @@ from chronos.cli.output import Format, local, note, number, printable, put, put_
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
 from chronos.core.timefmt import format_time, parse_duration_ms
-from chronos.errors import ArchiveFailed, ConfigurationError, Retry
+from chronos.errors import ConfigurationError, Retry
 from chronos.logs import set_up
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def compact_archive(output: Format, options: SparkOptions, *, file_bytes: str) -
         ):
             done = compact(spark, storage, wanted, display)
     except KeyboardInterrupt:
-        note("stopped; the next compaction, or the next run of the archive, completes it")
+        note("stopped; the archive is as it was, and the next compaction begins again")
         raise typer.Exit(1) from None
     if output is Format.json:
         put_json({"tables": done})
@@ -189,40 +189,35 @@ def compact_archive(output: Format, options: SparkOptions, *, file_bytes: str) -
     put(table([("table", "left"), ("files before", "right"), ("after", "right")], rows))
 
 
-def verify_archive(output: Format, *, location: str) -> None:
-    """Compare the archive's files with its record of them; exit code 1 if one is missing, was
-    changed or added."""
+def verify_archive(output: Format, options: SparkOptions) -> None:
+    """Look for lost files of the archive, and read all of them; exit code 1 if one is lost or
+    cannot be read."""
     set_up("warning", "auto")
     from chronos.spark.session import need_spark
 
     need_spark()
-    from chronos.spark import inventory
-    from chronos.spark.runs import check_format
-    from chronos.spark.schema import TABLES
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.spark.archive.verify import verify
     from chronos.spark.storage import ArchiveStorage
-    from chronos.spark.tables import SENT
 
-    storage = ArchiveStorage(location)
-    if check_format(storage) is None:
-        raise ArchiveFailed(
-            f"{location} holds no archive; `chronos archive --location` creates one"
-        )
-    found = inventory.take(storage, (*TABLES, SENT), rows=True)
+    storage = ArchiveStorage(options.location)
+    try:
+        with spark_job("archive verify", options, kafka=False) as (
+            spark,
+            display,
+            _,
+        ):
+            found = verify(spark, storage, display)
+    except KeyboardInterrupt:
+        note("stopped; the archive was not verified")
+        raise typer.Exit(1) from None
     if output is Format.json:
         put_json(found)
     else:
         for problem in found.problems:
             put(problem)
-        if found.unrecorded:
-            note(
-                f"{number(len(found.unrecorded))} folders of a run that has not ended have no "
-                "record of their files; `chronos archive compact` makes one"
-            )
         if not found.problems:
-            put(
-                f"whole: {number(found.files)} files with {number(found.rows)} rows, as they were "
-                "written"
-            )
+            put(f"whole: {number(found.files)} files with {number(found.rows)} rows")
     if found.problems:
         raise typer.Exit(1)
 

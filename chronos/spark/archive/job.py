@@ -1,12 +1,12 @@
-"""A run of the archive: Chronos's topics and the chosen targets to Parquet, incrementally, in a
-location that the first run claims.
+"""A run of the archive: Chronos's topics and the chosen targets to Delta tables, incrementally, in
+a location that the first run claims.
 
 Spark's structured streaming reads the topics in up to five streams, one after the other. Each
-stream writes one table; that of the progress topic writes `progress` and `decisions`. For each of
-its batches it writes rows of `offsets`. Each stream of a run has a checkpoint of its own, which
-begins where the last run's was committed, or behind a gap; the uncommitted batches of the last run
-are removed first. At its end the run commits its positions in the delay and progress topics to
-Kafka: the service trims these topics only below them.
+stream writes one table; that of the progress topic writes `progress` and `decisions`. Each batch
+ends with rows of `offsets`, by which it counts (`commits`). Each stream of a run has a checkpoint
+of its own, which begins where the table `offsets` ends, or behind a gap, and is removed when the
+run ends: no run continues the checkpoint of another. At its end the run commits its positions in
+the delay and progress topics to Kafka: the service trims these topics only below them.
 
 Law: no record is in the archive twice, and none that is read is missing, also after a kill. Left
 out are only the records of targets that Chronos did not deliver, unless the plan asks for all
@@ -15,58 +15,50 @@ the brokers have shown that they have the delay and progress topics, and that th
 if it has a record that can be read, was written by the cluster. Whether the rejected and the
 dead-letter topic exist is not checked: one that does not is not read.
 
-Unless the plan names targets, each run keeps the list of the targets that the messages name, made
-from the last list and the files that the run wrote. If the last run has no list, the whole table is
-read once.
+Unless the plan names targets, a run reads those that the messages name, as the rows of `offsets`
+note them, and a second run follows if it finds others.
 
 The columns of the tables are in `schema`, the parsing of records in `codec`, and the reading of the
 brokers' state, with the port `ArchiveBrokers`, in `runs`."""
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
+from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import structlog
 from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.core.message import Record
 from chronos.core.shard.progress import is_foreign, unpack_progress
 from chronos.errors import ArchiveFailed, ArchiveUnusable, LogMismatch
-from chronos.spark import inventory, schema
-from chronos.spark.archive.compact import finish
+from chronos.spark import schema
+from chronos.spark.archive.commits import Commits, create_tables
 from chronos.spark.archive.unreadable import (
     Ranges,
     find_unreadable,
     known_ranges,
     parts_around,
     records_around,
-    save_ranges,
     skipped,
 )
 from chronos.spark.codec import (
     decisions_of,
     deliveries_of,
-    in_hours,
     messages_of,
     steps_of,
     with_reason,
 )
+from chronos.spark.delta import Commit
 from chronos.spark.runs import (
-    GAP,
     RECREATED,
-    RUNS,
-    RUNS_KEPT,
     TRIMMED,
     TRUNCATED,
     UNREADABLE,
@@ -74,24 +66,15 @@ from chronos.spark.runs import (
     ArchiveRun,
     OffsetRow,
     StartedRun,
-    batch_ends,
-    batch_folder,
+    archived_run,
     begin_run,
     check_format,
-    committed_batch,
-    epochs_file,
     loss_of,
-    need_runs,
     offset_row,
-    parse_batch,
-    positions,
-    remove_uncommitted,
-    write_offsets,
 )
 from chronos.spark.schema import Table
 from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import read_table
 
 
 class ArchivePlan(Struct, frozen=True, kw_only=True):
@@ -118,8 +101,11 @@ class ArchivePlan(Struct, frozen=True, kw_only=True):
 CLUSTER_ID = "kafka_cluster_id"
 """Key of `archive.json` with the id that Kafka gave the cluster."""
 
-EMPTY = "batch=00000000-empty"
-"""Folder below each table with a file without rows, so that a reader finds the columns."""
+ARCHIVE_ID = "id"
+"""Key of `archive.json` with the id of the archive, which its commits have."""
+
+CHECKPOINTS = "_checkpoints"
+"""Folder of the checkpoints of Spark's streams, while a run writes."""
 
 RECORD_S = 5.0
 """Most seconds to wait for a progress record of one shard."""
@@ -141,14 +127,16 @@ def check_claim(storage: ArchiveStorage, brokers: ArchiveBrokers, plan: ArchiveP
     }
     claim: dict[str, Any] = {"format": schema.FORMAT, "cluster": plan.cluster, "topics": own}
     found = check_format(storage)
-    if found is not None and {**found, CLUSTER_ID: None} != {**claim, CLUSTER_ID: None}:
+    free = {CLUSTER_ID: None, ARCHIVE_ID: None}
+    if found is not None and {**found, **free} != {**claim, **free}:
         raise ArchiveUnusable(
             f"{storage.uri} is the archive of {found}, not of {claim}: choose another location"
         )
     check_cluster_id(storage.uri, found or {}, brokers.cluster_id(), any_cluster=plan.other_cluster)
     if found is None:
         _check_cluster(brokers, plan)
-    return {**claim, CLUSTER_ID: brokers.cluster_id()}
+    archive_id = (found or {}).get(ARCHIVE_ID) or uuid4().hex
+    return {**claim, ARCHIVE_ID: archive_id, CLUSTER_ID: brokers.cluster_id()}
 
 
 def check_cluster_id(
@@ -205,61 +193,15 @@ def _first_progress(brokers: ArchiveBrokers, topic: str, partition: int) -> Reco
 
 
 def write_claim(storage: ArchiveStorage, claim: dict[str, Any]) -> None:
-    """Write `archive.json` if it differs, and a file without rows for each table that has no folder
-    yet."""
+    """Write `archive.json` if it differs."""
     if check_format(storage) != claim:
         storage.write_json("archive.json", claim)
-    for table in schema.TABLES.values():
-        if not storage.folders(table.name):
-            hour = "" if table.partitioned_by is None else "/due_date=1970-01-01/due_hour=0"
-            storage.write(f"{table.name}/{EMPTY}{hour}/empty.parquet", _empty_file(table))
 
 
-def _empty_file(table: schema.Table) -> bytes:
-    """A Parquet file with the table's columns, all nullable as Spark writes them, and no rows."""
-    columns = to_arrow_schema(schema.columns_of(table))
-    empty = pa.schema([pa.field(column.name, column.type) for column in columns]).empty_table()
-    sink = pa.BufferOutputStream()
-    pq.write_table(empty, sink)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-TARGETS = "targets.json"
-"""File of a run with the targets that the messages archived up to its end name."""
-
-
-def named_targets(spark: SparkSession, storage: ArchiveStorage) -> set[str]:
-    """The targets named by all archived messages."""
-    runs = storage.folders(RUNS)
-    if not runs:
-        return set()
-    found = storage.read_json(f"{RUNS}/{runs[-1]}/{TARGETS}")
-    if found is not None:
-        return set(found)
-    rows = (
-        read_table(spark, storage, schema.MESSAGES)
-        .where("target is not null")
-        .select("target")
-        .distinct()
-    )
-    return {row["target"] for row in rows.collect()}
-
-
-def save_named_targets(storage: ArchiveStorage, run: str, before: Iterable[str]) -> set[str]:
-    """Add the targets that the messages of a run name to those named before, and keep them with the
-    run."""
-    named = set(before)
-    table = schema.MESSAGES.name
-    for folder in storage.folders(table):
-        if parse_batch(folder, table)[0] != run:
-            continue
-        for path, _ in storage.files(f"{table}/{folder}", recursive=True):
-            if path.endswith(".parquet"):
-                with storage.open(f"{table}/{folder}/{path}") as stream:
-                    for rows in pq.ParquetFile(stream).iter_batches(columns=["target"]):
-                        named.update(pc.unique(rows.column("target")).drop_null().to_pylist())
-    storage.write_json(f"{RUNS}/{run}/{TARGETS}", sorted(named))
-    return named
+def named_targets(offsets: DataFrame) -> set[str]:
+    """Table `offsets` -> the targets that all archived messages name."""
+    named = offsets.where(f.col("targets").isNotNull()).select(f.explode("targets").alias("target"))
+    return {row["target"] for row in named.distinct().collect()}
 
 
 log = structlog.get_logger("chronos.archive")
@@ -320,7 +262,7 @@ def archive(
 
     1. The brokers show that they have the topics and belong to the cluster; only then the location
        is claimed.
-    2. What a killed run or compaction left unfinished is completed or removed.
+    2. What a killed job wrote without committing it is removed.
     3. The run records the offsets it begins at, and the gaps known by then.
     4. Each stream is read to its end. A stream that fails does not stop the others.
     5. The positions in the delay and progress topics are committed: the service trims the topics
@@ -328,25 +270,30 @@ def archive(
 
     Where no targets are given and the messages name new ones, another run reads these.
     """
-    job = _Job(spark=spark, brokers=brokers, storage=storage, plan=plan, watch=watch)
     existing = _existing(brokers, plan)  # 1
     claim = check_claim(storage, brokers, plan)
     with storage.locked():
-        need_runs(storage)
         write_claim(storage, claim)
-        finish(storage)  # 2
-        before = remove_uncommitted(storage)
-        if plan.targets is not None:
-            return _run(job, before, _matching(existing, plan, plan.targets))[1]
-        named = named_targets(spark, storage)
-        name, results = _run(job, before, _matching(existing, plan, named))
-        new = save_named_targets(storage, name, named) - named
-        if not _matching(existing, plan, new):
-            return results
-        before = remove_uncommitted(storage)
-        name, more = _run(job, before, _matching(existing, plan, named | new))
-        save_named_targets(storage, name, named | new)
-        return _added(results, more)
+        create_tables(storage)
+        commits = Commits(spark, storage, claim[ARCHIVE_ID])  # 2
+        storage.remove(CHECKPOINTS)
+        job = _Job(
+            spark=spark, brokers=brokers, storage=storage, plan=plan, watch=watch, commits=commits
+        )
+        offsets = commits.read(schema.OFFSETS)
+        before = archived_run(offsets)
+        try:
+            if plan.targets is not None:
+                return _run(job, before, _matching(existing, plan, plan.targets))[1]
+            named = named_targets(offsets)
+            run, results = _run(job, before, _matching(existing, plan, named))
+            new = named_targets(commits.read(schema.OFFSETS)) - named
+            if not _matching(existing, plan, new):
+                return results
+            _, more = _run(job, run, _matching(existing, plan, named | new))
+            return _added(results, more)
+        finally:
+            storage.remove(CHECKPOINTS)
 
 
 class _Job(Struct, frozen=True, kw_only=True):
@@ -357,32 +304,35 @@ class _Job(Struct, frozen=True, kw_only=True):
     storage: ArchiveStorage
     plan: ArchivePlan
     watch: Watch
+    commits: Commits
 
 
-def _run(job: _Job, before: ArchiveRun | None, targets: list[str]) -> tuple[str, list[TableResult]]:
-    """One run over these targets: its name and its counts."""
+def _run(
+    job: _Job, before: ArchiveRun | None, targets: list[str]
+) -> tuple[ArchiveRun, list[TableResult]]:
+    """One run over these targets: the run with its positions at its end, and its counts."""
     brokers, storage, plan = job.brokers, job.storage, job.plan
     streams = _streams(brokers, plan, targets)
-    ranges = known_ranges(job.spark, brokers, storage, plan.delay)
     deleted = _deleted(brokers, plan, before)
     started = begin_run(
         storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted
-    )  # 3
+    )
+    job.commits.commit(started.rows, {}, run=started.name, stream="begin", number=0)  # 3
     results, failures = (
         [],
         [f"{topic} was left out: {why}" for topic, why in started.left_out.items()],
     )
     for stream in streams:  # 4
-        of_stream = ranges if stream.table == schema.MESSAGES.name else {}
+        ranges: Ranges = {}
         try:
-            results.append(_StreamRun(job, started, stream, of_stream).read())
+            if stream.table == schema.MESSAGES.name and plan.delay in started.read:
+                ranges = _ranges(job, started.run)
+            results.append(_StreamRun(job, started, stream, ranges).read())
         except ArchiveFailed as error:
             failures.append(str(error))
             if isinstance(error, JvmEnded):
                 break
-        if stream.table == schema.PROGRESS.name:
-            ranges = save_ranges(brokers, storage, started.name, ranges, plan.delay)
-    reached = positions(storage, started.name, started.run).topics
+    reached = started.run.topics
     own = [topic for topic in (plan.delay, plan.progress) if topic in reached]
     archived = {
         (topic, int(number)): read.position
@@ -391,11 +341,20 @@ def _run(job: _Job, before: ArchiveRun | None, targets: list[str]) -> tuple[str,
     }
     if archived:
         brokers.commit_offsets(ARCHIVE_GROUP.format(cluster=plan.cluster), archived)  # 5
-    for old in storage.folders(RUNS)[:-RUNS_KEPT]:
-        storage.remove(f"{RUNS}/{old}")
     if failures:
         raise ArchiveFailed("\n".join(failures))
-    return started.name, results
+    return started.run, results
+
+
+def _ranges(job: _Job, run: ArchiveRun) -> Ranges:
+    """The ranges that the run must not read, by the progress records archived up to now."""
+    return known_ranges(
+        job.brokers,
+        job.commits.read(schema.PROGRESS),
+        job.commits.read(schema.DECISIONS),
+        job.plan.delay,
+        {int(part): read.begin for part, read in run.topics[job.plan.delay].partitions.items()},
+    )
 
 
 def _added(results: list[TableResult], more: list[TableResult]) -> list[TableResult]:
@@ -535,6 +494,7 @@ class _StreamRun:
             for read in run.topics[topic].partitions.values()
         )
         self._archived = 0
+        self._committed = -1  # number of the last batch that was committed
         self._result = TableResult(table=stream.table)
         self._result.gaps = sum(
             read.gap_reason is not None
@@ -559,7 +519,8 @@ class _StreamRun:
         query = (
             records.writeStream.trigger(availableNow=True)
             .option(
-                "checkpointLocation", self._job.storage.path(RUNS, self._name, self._stream.table)
+                "checkpointLocation",
+                self._job.storage.path(CHECKPOINTS, self._name, self._stream.table),
             )
             .foreachBatch(self._write)
             .start()
@@ -590,38 +551,44 @@ class _StreamRun:
         }
 
     def _write(self, records: DataFrame, number: int) -> None:
-        """Write one micro-batch to its folders; a batch that Spark repeats overwrites them."""
-        stream, storage = self._stream.table, self._job.storage
+        """Write one micro-batch: 1. its tables, 2. its rows of `offsets`, by which it counts."""
+        stream, commits = self._stream.table, self._job.commits
         records = self._readable(records, number)
-        counts = []
-        for table, made in self._stream.outputs:
-            folder = batch_folder(self._name, number, stream, table.name)
-            written = Observation()
-            rows = in_hours(made(records), table).observe(written, f.count(f.lit(1)).alias("rows"))
-            writer = (
-                rows.write.mode("overwrite")
-                .options(**schema.WRITING)
-                .partitionBy("due_date", "due_hour")
+        written = {
+            table.name: commits.write(
+                table, made(records), run=self._name, stream=stream, number=number
             )
-            writer.parquet(storage.path(table.name, folder))
-            counts.append(written.get["rows"])
-            files = storage.check_rows(f"{table.name}/{folder}", counts[-1])
-            if files:
-                inventory.record(storage, f"{table.name}/{folder}", files)
+            for table, made in self._stream.outputs
+        }  # 1
         begin, end = self._range(number)
-        folder = batch_folder(self._name, number, stream, schema.OFFSETS.name)
-        rows_of = self._offset_rows(begin, end)
-        storage.write_json(epochs_file(self._name, stream, number), self._epochs)
-        write_offsets(storage, folder, rows_of)
-        self._result.gaps += sum(bool(row[GAP]) for row in rows_of)
+        rows = self._offset_rows(begin, end)
+        targets = self._targets(written) if stream == schema.MESSAGES.name else []
+        commits.commit(
+            rows, written, run=self._name, stream=stream, number=number, targets=targets
+        )  # 2
+        self._committed = number
+        for topic, ends in end.items():
+            for part, until in ends.items():
+                read = self._run.topics[topic].partitions[part]
+                read.position, read.leader_epoch = until, self._epochs[topic].get(part)
+        self._result.gaps += sum(row["gap"] for row in rows)
         self._result.batches += 1
-        self._result.records += counts[0]
+        self._result.records += written[stream].rows
         self._archived += sum(
             until - begin[topic].get(part, until)
             for topic, ends in end.items()
             for part, until in ends.items()
         )
         self._report()
+
+    def _targets(self, written: Mapping[str, Commit]) -> list[str]:
+        """The targets that the messages of a batch name, by the files that it added."""
+        name = schema.MESSAGES.name
+        files = [self._job.storage.path(name, path) for path in written[name].files]
+        if not files:
+            return []
+        rows = self._job.spark.read.parquet(*files).where("target is not null")
+        return sorted(row["target"] for row in rows.select("target").distinct().collect())
 
     def _readable(self, records: DataFrame, number: int) -> DataFrame:
         """The records of a micro-batch; without the ranges that cannot be read, if it is near one:
@@ -681,20 +648,32 @@ class _StreamRun:
                 rows.append((topic, part, first, after, UNREADABLE))
         return [
             offset_row(
-                self._run, topic, part, since, until, gap=gap, loss=losses.get((topic, part))
+                self._run,
+                topic,
+                part,
+                since,
+                until,
+                gap=gap,
+                epoch=self._epochs[topic].get(part),
+                loss=losses.get((topic, part)),
             )
             for topic, part, since, until, gap in rows
         ]
 
     def _range(self, number: int) -> tuple[Watermarks, Watermarks]:
-        begin = (
-            batch_ends(self._job.storage, self._name, self._stream.table, number - 1)
-            if number
-            else {}
-        )
-        return begin or self._begin, batch_ends(
-            self._job.storage, self._name, self._stream.table, number
-        )
+        """The offsets that a micro-batch begins and ends at."""
+        before = self._batch_ends(number - 1) if number else {}
+        return before or self._begin, self._batch_ends(number)
+
+    def _batch_ends(self, number: int) -> Watermarks:
+        """The offset that each partition of a micro-batch ends at, as Spark noted it before the
+        batch began; empty if it has not."""
+        path = f"{CHECKPOINTS}/{self._name}/{self._stream.table}/offsets/{number}"
+        data = self._job.storage.read(path)
+        if data is None:
+            return {}
+        found: Watermarks = json.loads(data.decode().splitlines()[-1])
+        return found
 
     def _failed_at(self, why: str) -> str:
         ranges = ", ".join(
@@ -709,8 +688,7 @@ class _StreamRun:
     def _failed_ranges(self) -> list[tuple[str, str, int, int]]:
         """Topic, partition, and offsets of the batch that failed; everything that is left where
         Spark has not begun one."""
-        number = committed_batch(self._job.storage, self._name, self._stream.table) + 1
-        begin, end = self._range(number)
+        begin, end = self._range(self._committed + 1)
         if not end:
             end = {
                 topic: {

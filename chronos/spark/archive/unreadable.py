@@ -4,9 +4,7 @@ that Spark cannot read, after a stream has failed.
 
 Spark may fail at such a batch: it is damaged, or cannot be decompressed within bounds and would
 take the memory of the JVM; or its producer's timestamp is too large for Spark's source. The ranges
-follow from the progress records, which a run reads first. Each run keeps the list of the ranges,
-made from the last list and the files that the run wrote. If the last run has no list, the whole
-tables are read once."""
+follow from the progress records, which a run reads first."""
 
 import json
 import time
@@ -14,22 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from chronos.core.message import Reason
 from chronos.errors import BatchUnreadable, Retry
-from chronos.spark import schema
-from chronos.spark.runs import RUNS, ArchiveBrokers, parse_batch
-from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import read_table
-
-UNREADABLE_FILE = "unreadable.json"
-"""File of a run with the ranges that the progress records archived up to its end name, by shard."""
+from chronos.spark.runs import ArchiveBrokers
 
 READ_AHEAD = 10_000
 """Offsets after its last one that a consumer may decompress: one poll has 500 records, with markers
@@ -55,66 +44,31 @@ Ranges = dict[str, list[tuple[int, int]]]
 
 
 def known_ranges(
-    spark: SparkSession, brokers: ArchiveBrokers, storage: ArchiveStorage, delay_topic: str
+    brokers: ArchiveBrokers,
+    progress: DataFrame,
+    decisions: DataFrame,
+    delay_topic: str,
+    begin: Mapping[int, int],
 ) -> Ranges:
-    """The ranges that all archived progress records name."""
-    runs = storage.folders(RUNS)
-    if not runs:
-        return {}
-    found = storage.read_json(f"{RUNS}/{runs[-1]}/{UNREADABLE_FILE}")
-    if found is not None:
-        return {part: [(first, last) for first, last in ranges] for part, ranges in found.items()}
-    steps = (
-        read_table(spark, storage, schema.PROGRESS)
-        .where("unreadable is not null")
-        .select("shard", "unreadable")
-    )
+    """The ranges that the records of the tables `progress` and `decisions` name, from these offsets
+    of the partitions on."""
+    least = min(begin.values(), default=0)
+    steps = progress.where(f.col("unreadable").isNotNull() & (f.col("pull_offset") > least))
     ranges = [
         (row["shard"], each["first"], each["last"])
-        for row in steps.collect()
+        for row in steps.select("shard", "unreadable").collect()
         for each in row["unreadable"]
     ]
-    refused = read_table(spark, storage, schema.DECISIONS).where(f.col("reason") == CREATE_TIME)
+    refused = decisions.where((f.col("reason") == CREATE_TIME) & (f.col("source_offset") >= least))
     stamped = [
         (row["shard"], row["source_offset"])
         for row in refused.select("shard", "source_offset").collect()
     ]
-    return _merged({}, [*ranges, *_beyond(brokers, delay_topic, stamped)])
-
-
-def save_ranges(
-    brokers: ArchiveBrokers, storage: ArchiveStorage, run: str, before: Ranges, delay_topic: str
-) -> Ranges:
-    """Add the ranges of the progress records that a run has read to those named before, and keep
-    them with the run."""
-    ranges = [
-        (row["shard"], each["first"], each["last"])
-        for rows in _rows(storage, run, schema.PROGRESS, "shard", "unreadable")
-        if rows.column("unreadable").null_count < len(rows)
-        for row in rows.to_pylist()
-        for each in row["unreadable"] or ()
-    ]
-    stamped = [
-        (row["shard"], row["source_offset"])
-        for rows in _rows(storage, run, schema.DECISIONS, "shard", "source_offset", "reason")
-        for row in rows.filter(pc.equal(rows.column("reason"), CREATE_TIME)).to_pylist()
-    ]
-    found = _merged(before, [*ranges, *_beyond(brokers, delay_topic, stamped)])
-    storage.write_json(f"{RUNS}/{run}/{UNREADABLE_FILE}", found)
-    return found
-
-
-def _rows(
-    storage: ArchiveStorage, run: str, table: schema.Table, *columns: str
-) -> Iterator[pa.RecordBatch]:
-    """Columns of the files that a run wrote to a table."""
-    for folder in storage.folders(table.name):
-        if parse_batch(folder, table.name)[0] != run:
-            continue
-        for path, _ in storage.files(f"{table.name}/{folder}", recursive=True):
-            if path.endswith(".parquet"):
-                with storage.open(f"{table.name}/{folder}/{path}") as stream:
-                    yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
+    found = _merged([*ranges, *_beyond(brokers, delay_topic, stamped)])
+    return {
+        part: [(first, last) for first, last in of_part if last >= begin.get(int(part), 0)]
+        for part, of_part in found.items()
+    }
 
 
 def _beyond(
@@ -135,11 +89,11 @@ def _beyond(
             yield part, header.first, header.last
 
 
-def _merged(ranges: Ranges, more: Sequence[tuple[int, int, int]]) -> Ranges:
-    """The ranges and more of them, those without an offset between them as one."""
+def _merged(ranges: Iterable[tuple[int, int, int]]) -> Ranges:
+    """The ranges (partition, first, last) by partition, those without an offset between them as
+    one."""
     merged: Ranges = {}
-    flat = [(int(part), first, last) for part, of_part in ranges.items() for first, last in of_part]
-    for part, first, last in sorted([*flat, *more]):
+    for part, first, last in sorted(ranges):
         of_part = merged.setdefault(str(part), [])
         if of_part and first <= of_part[-1][1] + 1:
             of_part[-1] = (of_part[-1][0], max(last, of_part[-1][1]))

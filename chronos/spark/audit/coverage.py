@@ -16,9 +16,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from chronos.core.keys import OFFSET_MAX
-from chronos.core.timefmt import format_time
+from chronos.spark.codec import partition_of
 from chronos.spark.elections import Loss
 from chronos.spark.runs import UNREADABLE
+from chronos.spark.schema import PROGRESS
 
 STEPS_BEFORE_MS = 86_400_000
 """Age in ms, before the window, of the oldest progress records read: a shard may have been idle
@@ -262,13 +263,14 @@ def usable(progress: DataFrame, offsets: DataFrame) -> DataFrame:
 
 
 def recent(progress: DataFrame, from_ms: int) -> DataFrame:
-    """Table `progress` -> the records that concern messages due from then on, selected by folder.
+    """Table `progress` -> the records that concern messages due from then on, selected by
+    date.
 
     At older records the cursor was before all of these messages: whatever such a step staged, they
     were pending."""
     since_ms = max(0, from_ms - STEPS_BEFORE_MS)
     return progress.where(
-        (f.col("due_date") >= format_time(since_ms)[:10]) & (f.col("timestamp_ms") >= since_ms)
+        (f.col("date") >= partition_of(PROGRESS, since_ms)) & (f.col("timestamp_ms") >= since_ms)
     )
 
 

@@ -77,14 +77,13 @@ def events(
 ) -> DataFrame:
     """Delay records of some ids, and decisions -> rows of `timeline.Event` with their id and order.
 
-    `steps` are the recent records of `progress`; a decision may belong to an older one, in the
-    folder of its hour. Order `at` is the offset of a record, and the pull offset of its step for a
+    `steps` are the recent records of `progress`; a decision may belong to an older one, of its
+    date. Order `at` is the offset of a record, and the pull offset of its step for a
     decision, which so follows the records that its step staged. `occurrence` of a record is 0 for a
     series without a first time, else null."""
     earlier = Window.partitionBy("shard").orderBy("offset")
     known_steps = progress.select(
-        "due_date",
-        "due_hour",
+        "date",
         "shard",
         f.col("offset").alias("progress_offset"),
         "cursor_due_ms",
@@ -104,7 +103,7 @@ def events(
             records,
             progress,
         )
-        .join(known_steps, ["due_date", "due_hour", "shard", "progress_offset"])
+        .join(known_steps, ["date", "shard", "progress_offset"])
         .select(
             "shard",
             "id",
@@ -187,7 +186,7 @@ def _with_lanes_left(
         f.col("position_due_ms").alias("_due_ms"),
         f.col("source_offset").alias("_offset"),
         f.col("progress_offset").alias("_at"),
-        f.struct("due_date", "due_hour", "progress_offset", "decided_ms").alias("_step"),
+        f.struct("date", "progress_offset", "decided_ms").alias("_step"),
     )
     passed = (f.col("_due_ms") > f.col("position_due_ms")) | (
         (f.col("_due_ms") == f.col("position_due_ms"))

@@ -18,6 +18,7 @@ from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
 from chronos.spark.audit.outcomes import Span, forwarded, refused
 from chronos.spark.codec import header_text, source_parts
+from chronos.spark.schema import MESSAGES
 
 NOT_LISTED = "hop-not-listed"
 """Reason of a record that was accepted with a hop that its source's shard does not list, or that
@@ -90,7 +91,7 @@ def hops(messages: DataFrame, delay_topic: str, span: Span) -> DataFrame:
     """Table `messages` -> the records filed in the window that have a hop, with `from_shard` and
     `from_offset` of their source."""
     has_hop = f.exists("headers", lambda pair: pair["name"] == FORWARDED)
-    seen = messages.where(span.hours() & f.coalesce(has_hop, f.lit(False)))
+    seen = messages.where(span.within(MESSAGES) & f.coalesce(has_hop, f.lit(False)))
     topic, shard, offset = source_parts("_source")
     own = seen.withColumn("_source", f.substring_index(header_text(FORWARDED), ";", 1))
     own = own.withColumns({"from_shard": shard, "from_offset": offset}).where(topic == delay_topic)
@@ -181,7 +182,7 @@ def _not_forwarded(
     )
     # The spread of a record depends on its partition, so that its hop may be filed anywhere.
     has_spread = f.exists("headers", lambda pair: pair["name"] == SPREAD)
-    here = messages.where(span.hours() & ~f.coalesce(has_spread, f.lit(False)))
+    here = messages.where(span.within(MESSAGES) & ~f.coalesce(has_spread, f.lit(False)))
     here = here.select(
         "shard",
         f.col("offset").alias("source_offset"),

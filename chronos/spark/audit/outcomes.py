@@ -38,7 +38,7 @@ from chronos.core.message import (
 from chronos.core.series import repetition_of, rhythm
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import NO_LIMIT_MS, Rules
-from chronos.core.timefmt import format_time
+from chronos.core.timefmt import MS_MAX
 from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.events import (
     events,
@@ -51,9 +51,10 @@ from chronos.spark.audit.timeline import (
     EXPIRED,
     SKIPPED,
 )
-from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON
+from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON, partition_of
 from chronos.spark.ledger import TOKEN
 from chronos.spark.runs import UNREADABLE
+from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES, Table
 
 OUTCOMES = (
     "delivered",
@@ -81,6 +82,9 @@ _PARTITION_SHIFT = 48
 partition."""
 
 
+HOUR_MS = 3_600_000
+
+
 class Span(Struct, frozen=True, kw_only=True):
     """The window of due times in epoch ms, `from_ms` included and `to_ms` excluded."""
 
@@ -91,14 +95,29 @@ class Span(Struct, frozen=True, kw_only=True):
         """True if the time in the column is within the window."""
         return (f.col(column) >= self.from_ms) & (f.col(column) < self.to_ms)
 
-    def hours(self) -> Column:
-        """True in the folders that hold the window, so that Spark prunes the others: by date, and
-        by hour on the first and last."""
-        first, last = format_time(max(0, self.from_ms)), format_time(max(0, self.to_ms - 1))
-        date, hour = f.col("due_date"), f.col("due_hour").cast("int")
-        after = (date > first[:10]) | ((date == first[:10]) & (hour >= int(first[11:13])))
-        before = (date < last[:10]) | ((date == last[:10]) & (hour <= int(last[11:13])))
-        return (date >= first[:10]) & (date <= last[:10]) & after & before
+    def within(self, table: Table) -> Column:
+        """True for the rows of a table whose time is in an hour of the window: it selects
+        partitions, and files by their statistics.
+
+        The time is the record's timestamp where the table's is null or out of range, as in
+        `codec.stored`."""
+        from_ms = max(0, self.from_ms) // HOUR_MS * HOUR_MS
+        to_ms = -(-max(1, self.to_ms) // HOUR_MS) * HOUR_MS
+        assert table.partition is not None
+        partitions = f.col(table.partition).between(
+            partition_of(table, from_ms), partition_of(table, to_ms - 1)
+        )
+        time = f.col(table.time)
+        is_near = (time >= from_ms) & (time < to_ms)
+        if any(name == "timestamp_ms" for name, *_ in table.columns) and (
+            table.time != "timestamp_ms"
+        ):
+            stamp = f.col("timestamp_ms")
+            has_none = time.isNull() | (time < 0) | (time > MS_MAX)
+            is_near |= has_none & (
+                ((stamp >= from_ms) & (stamp < to_ms)) | (stamp < 0) | (stamp > MS_MAX)
+            )
+        return partitions & is_near
 
 
 # --- what was promised
@@ -116,7 +135,7 @@ def with_accepted_ms(messages: DataFrame) -> DataFrame:
 def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     """Table `messages` -> the records that schedule a message with a due time within the window."""
     return messages.where(
-        span.hours() & f.col("verb").isin("schedule", "replace") & span.holds("due_ms")
+        span.within(MESSAGES) & f.col("verb").isin("schedule", "replace") & span.holds("due_ms")
     )
 
 
@@ -384,7 +403,9 @@ def _refused_end() -> Column:
 
 def _unreadable(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFrame:
     """Records that could not be parsed; they have no due time, so their timestamp stands for it."""
-    found = messages.where(span.hours() & (f.col("verb") == "refused") & span.holds("timestamp_ms"))
+    found = messages.where(
+        span.within(MESSAGES) & (f.col("verb") == "refused") & span.holds("timestamp_ms")
+    )
     # An action on a generated id of another shard is no command here.
     elsewhere = f.col("refused_for").isin(Reason.FORWARDED.label, Reason.HELD.label)
     found = found.join(refusals, ["shard", "offset"], "left").where(
@@ -414,7 +435,7 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
     Their due times are not known, so the time of the decision stands for them.
     """
     found = decisions.where(
-        span.hours() & (f.col("outcome") == "refused") & span.holds("decided_ms")
+        span.within(DECISIONS) & (f.col("outcome") == "refused") & span.holds("decided_ms")
     ).alias("made")
     ranges = f.broadcast(offsets.where(f.col("gap_reason") == UNREADABLE)).alias("gap")
     is_in = f.expr(
@@ -452,7 +473,7 @@ def received(deliveries: DataFrame, delay_topic: str, span: Span) -> DataFrame:
     `span` is a window of requested times. A record that is in the archive twice counts once.
     """
     ours = deliveries.where(
-        span.hours() & span.holds("due_at_ms") & (f.col("source_topic") == delay_topic)
+        span.within(DELIVERIES) & span.holds("due_at_ms") & (f.col("source_topic") == delay_topic)
     )
     address = f.shiftleft(f.col("partition").cast("long"), _PARTITION_SHIFT) + f.col("offset")
     found = ours.groupBy(

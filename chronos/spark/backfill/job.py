@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
-from chronos.spark import inventory, ledger
+from chronos.spark import ledger
 from chronos.spark.archive.job import check_cluster_id
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
@@ -53,6 +53,7 @@ from chronos.spark.ledger import (
 )
 from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
+from chronos.spark.schema import DELIVERIES
 from chronos.spark.session import Step, running_tasks
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
@@ -358,7 +359,7 @@ class Backfill:
             starts, "target string, partition int, log_start long"
         )
         archived = self._tables.deliveries.where(
-            span.hours() & (f.col("source_topic") == self.topic)
+            span.within(DELIVERIES) & (f.col("source_topic") == self.topic)
         )
         rows = (
             selection.gone_from(deliveries, archived, partitions)
@@ -639,12 +640,7 @@ class Backfill:
         sent = named.mapInArrow(
             rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS
         )
-        rows = ledger.ledger_rows(sent, run)
-        inventory.forget(self._storage, f"{path}/rows")  # of an attempt at the end that was killed
-        rows.write.mode("overwrite").parquet(self._storage.path(path, "rows"))
-        inventory.record(
-            self._storage, f"{path}/rows", self._storage.check_rows(f"{path}/rows", sum(done))
-        )
+        ledger.write_rows(self._storage, run, sent, sum(done))
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), BackfillReport)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)

@@ -22,6 +22,7 @@ from chronos.spark.ledger import (
     TOKEN,
 )
 from chronos.spark.request import BackfillRequest
+from chronos.spark.schema import MESSAGES
 
 ALL = ("delivered", "missing", "duplicated", "early", "unknown")
 """Outcomes of messages that were, or should have been, delivered; a message that ended otherwise is
@@ -161,7 +162,7 @@ def replays(messages: DataFrame, span: Span) -> DataFrame:
     """Table `messages` -> `shard`, `source_offset` of the replays, and `of`: the message each one
     repeats."""
     own = f.filter("headers", lambda pair: pair["name"] == REPLAY_OF)
-    seen = messages.where(span.hours()).select(
+    seen = messages.where(span.within(MESSAGES)).select(
         "shard", f.col("offset").alias("source_offset"), own.alias("own")
     )
     return seen.where(f.size("own") > 0).select(
@@ -206,7 +207,7 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
     Each occurrence of a series expires as long after its time as the first one, and one that is
     moved to a later time, as in a pause, takes its expiry along (`core.series.expires_ms`).
     """
-    here = messages if span is None else messages.where(span.hours())
+    here = messages if span is None else messages.where(span.within(MESSAGES))
     records = here.select(
         "shard",
         f.col("offset").alias("source_offset"),

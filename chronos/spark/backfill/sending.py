@@ -39,7 +39,7 @@ from chronos.core.message import (
 )
 from chronos.errors import ArchiveFailed, LogUnavailable
 from chronos.spark import ledger
-from chronos.spark.archive.unreadable import known_ranges, parts_around, records_around
+from chronos.spark.archive.unreadable import Ranges, known_ranges, parts_around, records_around
 from chronos.spark.audit.coverage import archived_through
 from chronos.spark.codec import header_text, raw
 from chronos.spark.ledger import (
@@ -57,7 +57,7 @@ from chronos.spark.runs import UNREADABLE, ArchiveBrokers
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import Tables
+from chronos.spark.tables import Tables, open_tables
 
 PORTION_ROWS = 5_000
 """Most messages of one transaction: it ends soon enough not to delay the readers of the delay
@@ -488,11 +488,7 @@ class Reconciliation:
     ) -> DataFrame:
         """The committed records of the run's delay topic between these offsets, without those in
         ranges that the archive knows to be unreadable."""
-        ranges = (
-            known_ranges(self._spark, self._brokers, self._storage, run.topic)
-            if run.topic == run.source
-            else {}
-        )
+        ranges = self._ranges(run.topic, begin) if run.topic == run.source else {}
         parts = parts_around({str(shard): (begin[shard], stable[shard]) for shard in begin}, ranges)
         if parts is None:
             return self._source_of({run.topic: begin}, {run.topic: stable})
@@ -500,6 +496,11 @@ class Reconciliation:
         return records_around(
             self._spark, self._brokers, run.topic, parts, self._options(), nothing
         )
+
+    def _ranges(self, topic: str, begin: Mapping[int, int]) -> Ranges:
+        """The ranges that the archive knows by now."""
+        tables, _, _ = open_tables(self._spark, self._storage)
+        return known_ranges(self._brokers, tables.progress, tables.decisions, topic, begin)
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
         """All committed records of some topics, with the columns of `codec.raw`."""

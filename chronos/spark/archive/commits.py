@@ -1,0 +1,140 @@
+"""The commits of an archive: what a job writes to several tables counts with its rows of `offsets`,
+which are written last.
+
+    1. each table is written, by a commit of its own
+    2. rows of `offsets` name the version of every table: this is the commit point
+
+A reader takes the newest rows of `offsets` and reads the versions they name (`tables`). Law: what a
+job wrote before it was killed, or failed, is named by no row; the next job takes these tables back
+to the versions that are named, before it writes. Law: a job that commits holds the archive's
+lock."""
+
+import time
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+
+from chronos.errors import ArchiveUnusable
+from chronos.spark import schema
+from chronos.spark.codec import stored
+from chronos.spark.delta import Commit, append, create, last_version, table_at
+from chronos.spark.runs import OffsetRow
+from chronos.spark.schema import OFFSETS, Table
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import pinned, read_table
+
+log = structlog.get_logger("chronos.archive")
+
+
+def create_tables(storage: ArchiveStorage) -> None:
+    """Create every table that does not exist, so that a reader finds its columns."""
+    for table in schema.TABLES.values():
+        create(
+            storage,
+            table.name,
+            schema.table_schema(table),
+            partition=table.partition,
+            counted=schema.counted(table),
+        )
+
+
+class Commits:
+    """The writer of one archive."""
+
+    def __init__(self, spark: SparkSession, storage: ArchiveStorage, archive_id: str) -> None:
+        """Take every table back to what is archived; ArchiveUnusable if the table `offsets` was
+        lost."""
+        self._spark = spark
+        self._storage = storage
+        self._archive_id = archive_id
+        now = pinned(spark, storage)
+        self.sequence = 0 if now is None else now.sequence
+        self.versions: dict[str, int] = {} if now is None else dict(now.versions)
+        for name in schema.TABLES:
+            if name != OFFSETS.name:
+                self._take_back(name)
+
+    def _take_back(self, name: str) -> None:
+        last = last_version(self._storage, name)
+        if last is None:
+            return
+        if not self.sequence and last:
+            raise ArchiveUnusable(
+                f"{self._storage.uri} has a table {name} with rows, and table {OFFSETS.name} has "
+                f"none: the offsets that are archived are not known. Restore {OFFSETS.name}/ from "
+                "a copy of the archive that is not older, or choose another location"
+            )
+        named = self.versions.setdefault(name, 0)
+        if last > named:
+            log.warning("removing what a job did not commit", table=name, version=named)
+            table_at(self._spark, self._storage, name).restoreToVersion(named)
+            self.versions[name] = last_version(self._storage, name) or 0
+
+    def read(self, table: Table) -> DataFrame:
+        """A table with what is archived."""
+        return read_table(self._spark, self._storage, table, self.versions)
+
+    def write(self, table: Table, rows: DataFrame, *, run: str, stream: str, number: int) -> Commit:
+        """Write a batch of a stream to a table; it counts with the next `commit`. ArchiveFailed as
+        `delta.append`."""
+        made = stored(rows, table)
+        order = [table.time, *(name for name in ("shard", "partition") if name in made.columns)]
+        if table.partition is not None:
+            order.insert(0, table.partition)
+        return append(
+            self._storage,
+            table.name,
+            made.sortWithinPartitions(*order),
+            writer=f"{self._archive_id}/{stream}/{run}",
+            number=number,
+        )
+
+    def commit(
+        self,
+        rows: Sequence[OffsetRow],
+        written: Mapping[str, Commit],
+        *,
+        run: str,
+        stream: str,
+        number: int,
+        targets: Sequence[str] = (),
+    ) -> None:
+        """Write rows of `offsets`, with which the batches that were written count. The first row
+        has `targets`, those that the messages among them name."""
+        versions = self.versions | {name: each.version for name, each in written.items()}
+        named = {name: version for name, version in versions.items() if name != OFFSETS.name}
+        own = {"sequence": self.sequence + 1, "versions": named}
+        made = [{**row, "targets": None, **own} for row in rows]
+        if made and targets:
+            made[0]["targets"] = list(targets)
+        columns = schema.columns_of(OFFSETS)
+        frame = self._spark.createDataFrame(
+            [tuple(row[name] for name in columns.names) for row in made], columns
+        )
+        done = self.write(OFFSETS, frame.coalesce(1), run=run, stream=stream, number=number)
+        self.sequence += 1
+        self.versions = versions | {OFFSETS.name: done.version}
+
+    def note(self, work: str) -> None:
+        """Write a row of `offsets` that names the newest version of every table, after work that is
+        no archiving and changed some of them: the row's `table` is its name, and it has no
+        topic."""
+        for name in schema.TABLES:
+            self.versions[name] = last_version(self._storage, name) or 0
+        now_ms = time.time_ns() // 1_000_000
+        numbers = dict.fromkeys(
+            (
+                "partition",
+                "from_offset",
+                "until_offset",
+                "log_start",
+                "stable_end",
+                "high_watermark",
+            ),
+            0,
+        )
+        row = dict.fromkeys(name for name, *_ in OFFSETS.columns) | numbers
+        row |= {"table": work, "topic": "", "read_ms": now_ms, "gap": False}
+        self.commit([row], {}, run=uuid4().hex, stream=work, number=0)
