@@ -446,7 +446,16 @@ def table_schema(table: Table) -> StructType:
     """The table as it is stored: every column nullable, so that a column of a later version reads
     as null."""
     fields = [*columns_of(table).fields, *derived(table).fields]
-    return StructType([StructField(field.name, field.dataType, True) for field in fields])
+    return StructType([StructField(field.name, _nullable(field.dataType)) for field in fields])
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with values that may be null in it, as Delta stores arrays."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(each.name, _nullable(each.dataType)) for each in kind])
+    return kind
 
 
 COUNTED = (

@@ -122,11 +122,12 @@ EXACT = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
 }
 """Settings that a job's result rests on: with others it could count a message that is there as
-missing, or write what other readers take for something else. The last two let a job read every
-version that a row of `offsets` names; `archive.compact` keeps their files."""
+missing, or write what other readers take for something else. The last three let a job read every
+version that a row of `offsets` names, whose files `archive.compact` keeps, and VACUUM add none."""
 
 RESTS_ON = ("spark.sql.legacy.", "spark.databricks.delta.")
 """Beginnings of further such settings, which have none but Spark's and Delta's defaults here."""

@@ -253,8 +253,9 @@ def write_archive(tables: Tables, folder: Path) -> Path:
     return folder
 
 
-def add_batch(tables: Tables, folder: Path, name: str) -> None:
-    """Write these rows as a run of the archive of that name does: those of `offsets` last."""
+def add_batch(tables: Tables, folder: Path, name: str, *, commit: bool = True) -> None:
+    """Write these rows as a run of the archive of that name does: those of `offsets` last, unless
+    it does not get so far."""
     spark, storage = tables.offsets.sparkSession, ArchiveStorage(str(folder))
     create_tables(storage)
     commits = Commits(spark, storage, "cases")
@@ -266,4 +267,5 @@ def add_batch(tables: Tables, folder: Path, name: str) -> None:
     }
     own = [column for column, *_ in schema.OFFSETS.columns]
     rows = [row.asDict() for row in tables.offsets.select(*own).collect()]
-    commits.commit(rows, written, run=name, stream="offsets", number=0)
+    if commit:
+        commits.commit(rows, written, run=name, stream="offsets", number=0)

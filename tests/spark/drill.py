@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.killed import Killed
 
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.keys import OFFSET_MAX
@@ -27,6 +26,10 @@ from tests.spark.histories import HOUR_MS
 from tests.spark.logs import SHARDS, Logs
 
 COUNT = 60
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 class Drill:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ from chronos.admin.cluster.audit import BROKEN, read_result, state_of
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish, _show, as_json, parse_moment, warnings
 from chronos.errors import ArchiveFailed
+from chronos.spark import schema
+from chronos.spark.archive.compact import compact
 from chronos.spark.audit import summary
 from chronos.spark.audit.coverage import (
     MOMENTS_MAX,
@@ -52,10 +54,20 @@ from chronos.spark.audit.job import (
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.report import html
 from chronos.spark.request import BackfillRequest
+from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import JOURNAL, READ, open_tables
+from chronos.spark.tables import open_tables
 from tests.harness.inside import Inside
-from tests.spark.cases import READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of, write_archive
+from tests.spark.cases import (
+    READ_MS,
+    SETTLED_MS,
+    WINDOW,
+    JudgedShard,
+    T,
+    add_batch,
+    archive_of,
+    write_archive,
+)
 from tests.spark.conftest import conf, small
 from tests.spark.histories import HOUR_MS, frame, offsets_row
 
@@ -348,49 +360,47 @@ def test_an_empty_window_is_clean(spark: SparkSession, archived: Path) -> None:
     assert "Nothing was due" in html(found)
 
 
-def test_an_audit_of_a_window_reads_only_its_folders(spark: SparkSession, archived: Path) -> None:
-    """Partition pruning: Spark's plans filter by folder, and read no payload."""
+def test_an_audit_of_a_window_reads_only_its_partitions(
+    spark: SparkSession, archived: Path
+) -> None:
+    """Spark's plans filter by partition and by the time of the rows, and read no payload."""
     from chronos.spark.audit.outcomes import received, scheduled
 
     tables, _, delay = open_tables(spark, ArchiveStorage(str(archived)))
-    for rows in (
-        received(tables.deliveries, delay, WINDOW),
-        scheduled(tables.messages, WINDOW).select("id"),
+    for rows, partition, time in (
+        (received(tables.deliveries, delay, WINDOW), "date", "due_at_ms"),
+        (scheduled(tables.messages, WINDOW).select("id"), "month", "due_ms"),
     ):
         (scan,) = re.findall(
             r"FileScan parquet .*", rows._jdf.queryExecution().executedPlan().toString()
         )
-        assert re.search(r"PartitionFilters: \[[^\]]*due_date", scan)
+        assert re.search(rf"PartitionFilters: \[[^\]]*{partition}", scan)
+        assert re.search(rf"DataFilters: \[[^\]]*{time}", scan)
         assert "value" not in scan.partition("ReadSchema")[2]
 
 
 class Growing(ArchiveStorage):
-    """An archive that a concurrent run extends right before table number `before` is listed."""
+    """An archive that a concurrent run writes to right before its log is looked at for the time
+    number `before`."""
 
-    def __init__(self, location: Path, more: Path, before: int) -> None:
+    def __init__(self, location: Path, before: int, write: Callable[[], None]) -> None:
         super().__init__(str(location))
-        self._location = location
-        self._more = more
-        self._left = before + len(READ)  # the tables are listed once before, for compactions
+        self._left = before
+        self._write = write
 
-    def folders(self, below: str) -> list[str]:
-        """The folders, after the concurrent run has written."""
+    def files(self, below: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+        """The files, after the concurrent run has written."""
         if self._left == 0:
-            for table in self._more.iterdir():
-                if table.is_dir():
-                    shutil.copytree(
-                        table / "batch=00000001-000000",
-                        self._location / table.name / "batch=00000002-000000",
-                    )
+            self._write()
         self._left -= 1
-        return super().folders(below)
+        return super().files(below, recursive=recursive)
 
 
 def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Whichever tables are listed before a batch arrives whose deliveries and decisions prove that
-    nothing is lost."""
+    """Whenever a batch arrives whose deliveries and decisions prove that nothing is lost, and
+    whether or not it is committed: all of it is read, or nothing."""
     due = T + 60_000
     first = JudgedShard("", {}).send(0, due).send(1, due).step(T, 0, 0)
     first.read("messages", read_ms=T).read("progress", 1, read_ms=T).read(
@@ -401,61 +411,47 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
         "messages", "progress", "deliveries"
     )
     before_it = write_archive(archive_of(spark, [first]), tmp_path / "archive")
-    more = write_archive(archive_of(spark, [later]), tmp_path / "more")
-    found = []
-    for before in range(5):
-        storage = shutil.copytree(before_it, tmp_path / f"archive-{before}")
-        tables, _, delay = open_tables(spark, Growing(storage, more, before))
-        found.append(
-            Counter(
-                row["outcome"]
-                for row in judge(tables, coverage(tables.offsets), delay, WINDOW).outcomes.collect()
-            )
-        )
-    assert found[0] == {"delivered": 1, "dead-lettered": 1}
-    assert found[4] == {"pending": 2}
-    assert not any(counts["missing"] for counts in found)
+    more = archive_of(spark, [later])
+    pending = {"pending": 2}
+    for before, is_committed, expected in (
+        (0, True, {"delivered": 1, "dead-lettered": 1}),
+        (1, True, pending),
+        (3, True, pending),
+        (0, False, pending),
+    ):
+        folder = shutil.copytree(before_it, tmp_path / f"archive-{before}-{is_committed}")
+
+        def write(folder: Path = folder, commit: bool = is_committed) -> None:
+            add_batch(more, folder, "later", commit=commit)
+
+        tables, _, delay = open_tables(spark, Growing(folder, before, write))
+        judged = judge(tables, coverage(tables.offsets), delay, WINDOW).outcomes
+        assert Counter(row["outcome"] for row in judged.collect()) == expected, before
 
 
-class Compacted(ArchiveStorage):
-    """An archive that a compaction ends in right before the last table is listed."""
-
-    def folders(self, below: str) -> list[str]:
-        """The folders, after the compaction."""
-        if (
-            below == "progress"
-            and self.exists("messages/batch=00000001-000000")
-            and self.exists("progress/_listed")
-        ):
-            self.move("messages/batch=00000001-000000", "messages/batch=c00000001")
-        elif below == "progress":
-            self.write("progress/_listed", b"")
-        return super().folders(below)
-
-
-def test_an_audit_beside_a_compaction_is_refused(
+def test_an_audit_beside_a_compaction_reads_what_was_archived(
     spark: SparkSession, archived: Path, tmp_path: Path
 ) -> None:
-    """While it renames folders some rows are in none of them, and messages would be judged without
-    their deliveries."""
-    storage = Compacted(str(shutil.copytree(archived, tmp_path / "archive")))
-    with pytest.raises(ArchiveFailed, match="was compacted while it was read"):
-        open_tables(spark, storage)
-    storage.write_json(f"deliveries/{JOURNAL}", {"new": "batch=c00000001", "old": []})
-    with pytest.raises(ArchiveFailed, match="is being compacted, or a compaction was killed"):
-        open_tables(spark, storage)
+    """The files that it merged are there as long as an audit may read them."""
+    storage = ArchiveStorage(str(shutil.copytree(archived, tmp_path / "archive")))
+    tables, _, _ = open_tables(spark, storage)
+    compact(spark, storage, 1 << 30, ignore)
+    again, _, _ = open_tables(spark, storage)
+    for name in ("messages", "deliveries", "decisions", "progress"):
+        before, after = getattr(tables, name), getattr(again, name)
+        assert before.count() == after.count()
+        assert before.drop("first_headers").exceptAll(after.drop("first_headers")).count() == 0
 
 
 def test_a_folder_without_an_archive_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ArchiveFailed, match=r"no archive\.json"):
         audit(spark, ArchiveStorage(str(tmp_path)), from_ms=None, to_ms=None)
-    empty = write_archive(archive_of(spark, [JudgedShard("", {})]), tmp_path / "archive")
-    for table in ("offsets",):
-        for file in (empty / table).rglob("*"):
-            if file.is_file():
-                file.unlink()
+    empty = ArchiveStorage(str(tmp_path / "archive"))
+    topics = {"delay": "d", "progress": "p", "rejected": "r", "dead_letter": "l"}
+    claim = {"format": schema.FORMAT, "id": "a", "cluster": "c", "topics": topics}
+    empty.write_json("archive.json", claim)
     with pytest.raises(ArchiveFailed, match="holds no record of the delay topic"):
-        audit(spark, ArchiveStorage(str(empty)), from_ms=None, to_ms=None)
+        audit(spark, empty, from_ms=None, to_ms=None)
 
 
 # --- output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pytest
@@ -224,15 +225,13 @@ def test_a_message_that_was_moved_into_the_window_is_found(spark: SparkSession) 
         "shard int, source_offset long, occurrence int, id binary, target string,"
         " requested_due_ms long, due_ms long, outcome string",
     )
-    row = {name: None for name, *_ in schema.MESSAGES.columns} | {
+    row = dict.fromkeys(schema.table_schema(schema.MESSAGES).names) | {
         "shard": 0,
         "offset": 5,
         "timestamp_ms": 1,
         "verb": "schedule",
         "value": b"four",
-        "due_date": "1999-01-01",
-        "due_hour": 3,
-        "batch": "b",
+        "month": date(1999, 1, 1),
         "requested_due_ms": T + 1,
         "expire_at_ms": T + 10,
     }
@@ -260,16 +259,14 @@ def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
     every = [{"name": "chronos-repeat", "value": b"every 1h"}]
     other = [{"name": "Chronos_Repeat", "value": b"every 1h"}]
     rows = [
-        {name: None for name, *_ in schema.MESSAGES.columns}
+        dict.fromkeys(schema.table_schema(schema.MESSAGES).names)
         | {
             "shard": 0,
             "offset": at,
             "timestamp_ms": 1,
             "verb": "schedule",
             "headers": headers,
-            "due_date": "1999-01-01",
-            "due_hour": 3,
-            "batch": "b",
+            "month": date(1999, 1, 1),
             "requested_due_ms": T,
             "expire_at_ms": T + 5,
         }

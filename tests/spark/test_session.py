@@ -14,9 +14,12 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
 from chronos.errors import ArchiveFailed
-from chronos.spark.session import CONNECTOR, one_line, session_settings
+from chronos.spark.session import CONNECTOR, DELTA, one_line, session_settings
+from tests.spark.conftest import connector
 
 pytestmark = pytest.mark.spark
+
+JARS = connector()["spark.jars"].split(",")
 
 OPEN = """
 import sys
@@ -59,7 +62,8 @@ def opened(tmp_path: Path, launcher: list[str], jars: str) -> tuple[str, str]:
 def test_the_master_of_spark_submit_is_the_default(tmp_path: Path) -> None:
     """A job that reads no Kafka needs no connector."""
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    output, _ = opened(tmp_path, [submit, "--master", "local[3]"], "none")
+    jars = ",".join(jar for jar in JARS if "delta" in jar)
+    output, _ = opened(tmp_path, [submit, "--master", "local[3]", "--jars", jars], "none")
     assert "master local[3]\n" in output
 
 
@@ -68,7 +72,8 @@ def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path)
     is this machine."""
     jar = tmp_path / "spark-sql-kafka-0-10_2.13-empty.jar"
     jar.write_bytes(b"PK\x05\x06" + bytes(18))
-    output, errors = opened(tmp_path, [sys.executable], str(jar))
+    delta = [each for each in JARS if "delta" in each]
+    output, errors = opened(tmp_path, [sys.executable], ",".join([str(jar), *delta]))
     assert "Spark has no Kafka connector: provide org.apache.spark:spark-sql-kafka" in output
     assert "spark-submit --packages org.apache.spark:spark-sql-kafka" in output
     assert errors == ""
@@ -78,30 +83,36 @@ def test_a_missing_connector_is_named_and_java_writes_to_the_log(tmp_path: Path)
 @pytest.mark.parametrize(
     ("conf", "kafka", "expected"),
     [
-        ({}, True, (None, CONNECTOR)),
-        ({}, False, (None, None)),
-        ({"spark.jars": "/own.jar"}, True, ("/own.jar", CONNECTOR)),
-        ({"spark.jars": "/own.jar"}, False, ("/own.jar", None)),
-        ({"spark.jars.packages": "a:b:1"}, True, (None, f"a:b:1,{CONNECTOR}")),
+        ({}, True, (None, f"{CONNECTOR},{DELTA}")),
+        ({}, False, (None, DELTA)),
+        ({"spark.jars": "/own.jar"}, True, ("/own.jar", f"{CONNECTOR},{DELTA}")),
+        ({"spark.jars": "/own.jar"}, False, ("/own.jar", DELTA)),
+        ({"spark.jars.packages": "a:b:1"}, True, (None, f"a:b:1,{CONNECTOR},{DELTA}")),
         (
             {"spark.jars": "/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar"},
             True,
-            ("/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar", None),
+            ("/own.jar,/x/spark-sql-kafka-0-10_2.13-4.0.0.jar", DELTA),
+        ),
+        (
+            {"spark.jars": "/x/spark-sql-kafka-0-10_2.13-4.0.0.jar,/x/delta-spark_4.0.jar"},
+            True,
+            ("/x/spark-sql-kafka-0-10_2.13-4.0.0.jar,/x/delta-spark_4.0.jar", None),
         ),
     ],
 )
-def test_the_connector_is_added_to_the_user_s_own_jars(
+def test_the_jars_of_kafka_and_delta_are_added_to_the_user_s_own(
     conf: dict[str, str], kafka: bool, expected: tuple[str | None, str | None]
 ) -> None:
-    """Unless they have it, or the job reads no Kafka."""
+    """Unless they have them; the connector not for a job that reads no Kafka."""
     found = session_settings("local[2]", conf, has_log=True, kafka=kafka)
     assert (found.get("spark.jars"), found.get("spark.jars.packages")) == expected
 
 
 def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> None:
-    """Then nothing is fetched, whatever its name."""
+    """And Delta: then nothing is fetched, whatever its name."""
     with ZipFile(tmp_path / "all.jar", "w") as jar:
         jar.writestr("org/apache/spark/sql/kafka010/KafkaSourceProvider.class", b"")
+        jar.writestr("io/delta/sql/DeltaSparkSessionExtension.class", b"")
     conf = {"spark.jars": str(tmp_path / "all.jar")}
     assert "spark.jars.packages" not in session_settings("local[2]", conf, has_log=True, kafka=True)
 
@@ -113,11 +124,11 @@ def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> No
         (ConnectionRefusedError(111, "Connection refused"), "Spark's JVM ended before the job did"),
         (
             AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/a"),
-            ("a file of the archive disappeared"),
+            ("a file of the archive is missing"),
         ),
         (
             SparkRuntimeException("java.io.FileNotFoundException: File file:/a\n\tat java"),
-            ("a file of the archive disappeared"),
+            ("a file of the archive is missing"),
         ),
         (SparkRuntimeException("first line\n\tat org.apache"), "Spark failed: first line"),
     ],

@@ -109,9 +109,9 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     archived = positions_in(archive, "messages", "shard")
     assert len(archived) == len(outage.flow.sent)
     assert not {(0, at) for at in unreadable} & set(archived)
-    assert known_ranges(spark, outage.brokers, outage.storage, outage.delay) == {
-        "0": [(at, at) for at in unreadable]
-    }
+    logs = outage.brokers, tables.progress, tables.decisions, outage.delay
+    assert known_ranges(*logs, {0: 0}) == {"0": [(at, at) for at in unreadable]}
+    assert known_ranges(*logs, {0: unreadable[-1]}) == {"0": [(unreadable[-1],) * 2]}
     assert sorted(outcomes) == [
         ("delivered", None, len(outage.flow.sent)),
         ("rejected", "create-time", 2),

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable
+from pyspark.errors import SparkException
 
-from chronos.errors import ArchiveFailed, ArchiveUnusable
+from chronos.errors import ArchiveFailed
 from chronos.spark.archive.compact import compact
 from chronos.spark.audit.job import audit
-from chronos.spark.runs import remove_uncommitted
+from chronos.spark.runs import archived_run
 from chronos.spark.session import ignore
+from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.spark.drill import Drill, set_clock
 from tests.spark.logs import SHARDS
@@ -100,11 +103,12 @@ class Play:
         topic = {"progress": logs.progress, "deliveries": logs.target, "messages": logs.delay}[
             table
         ]
-        run = sorted(self.drill.directory.glob("_runs/*/run.json"))
-        if not run:
+        if not self.drill.storage.exists("archive.json"):
             return self.pulled > 0
-        reached = remove_uncommitted(self.drill.storage)
-        assert reached is not None
+        offsets = open_tables(self.drill.spark, self.drill.storage)[0].offsets
+        reached = archived_run(offsets)
+        if reached is None:
+            return self.pulled > 0
         ends = {part: self.drill.brokers.watermarks(topic, part).stable for part in range(SHARDS)}
         read = reached.topics[topic].partitions if topic in reached.topics else {}
         return any(
@@ -117,7 +121,7 @@ class Play:
         self.audits += 1
         details = self.drill.directory.parent / f"details-{self.audits}"
         window: dict[str, Any] = {"from_ms": self.drill.due_ms, "to_ms": self.drill.due_ms + 60_000}
-        if not self.drill.directory.joinpath("_runs").exists():
+        if not self.drill.storage.exists("archive.json"):
             with pytest.raises(ArchiveFailed, match=r"it has no archive\.json"):
                 audit(self.drill.spark, self.drill.storage, **window)
             return [], {}, False
@@ -172,15 +176,9 @@ def test_no_audit_contradicts_what_readers_found(
     assert clean == (not lost and not twice)
     files = [
         path
-        for path in drill.directory.rglob("*.parquet")
-        if "/batch=00000000-empty/" not in str(path)
+        for name in ("messages", "deliveries")
+        for path in DeltaTable(drill.directory / name).file_uris()
     ]
-    play.dice.choice(
-        sorted(
-            path
-            for path in files
-            if path.parts[len(drill.directory.parts)] in ("messages", "deliveries")
-        )
-    ).unlink()
-    with pytest.raises(ArchiveUnusable, match="is not whole"):
+    Path(play.dice.choice(sorted(files))).unlink()
+    with pytest.raises(SparkException, match="FILE_NOT_EXIST"):
         play.judge()
