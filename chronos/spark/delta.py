@@ -37,6 +37,10 @@ PROTOCOL = (1, 2)
 """Reader and writer version of every table."""
 
 
+WRITERS_KEPT = "interval 30 days"
+"""Time for which the log keeps the last number of a writer: no writer lives so long."""
+
+
 class Commit(Struct, frozen=True, kw_only=True):
     """A batch in the log of a table."""
 
@@ -67,6 +71,9 @@ def create(
     session's settings ask for."""
     if last_version(storage, folder) is not None:
         return
+    settings = {"delta.setTransactionRetentionDuration": WRITERS_KEPT}
+    if counted:
+        settings["delta.dataSkippingStatsColumns"] = ",".join(counted)
     reader, writer = PROTOCOL
     now_ms = time.time_ns() // 1_000_000
     protocol = {"minReaderVersion": reader, "minWriterVersion": writer}
@@ -75,7 +82,7 @@ def create(
         "format": {"provider": "parquet", "options": {}},
         "schemaString": kinds.json(),
         "partitionColumns": [] if partition is None else [partition],
-        "configuration": {"delta.dataSkippingStatsColumns": ",".join(counted)} if counted else {},
+        "configuration": settings,
         "createdTime": now_ms,
     }
     info = {"timestamp": now_ms, "operation": "CREATE TABLE", "operationParameters": {}}

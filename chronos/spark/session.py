@@ -203,7 +203,7 @@ def open_session(  # type: ignore[no-untyped-def]
     more. `log` takes
     the output of a JVM that is started here: Spark's log, what fetching the connector prints, and
     Java's own warnings. SparkMissing if PySpark, Java, Delta Lake or the connector is missing;
-    ConfigurationError as `check_settings`."""
+    ConfigurationError for `wrong_settings`."""
     need_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -230,41 +230,37 @@ def open_session(  # type: ignore[no-untyped-def]
         ) from error
     session.sparkContext.setLogLevel(settings["spark.log.level"])
     _silence()
-    check_settings(session, conf)
+    _check_settings(session, conf)
     _need_delta(session)
     if kafka:
         _need_connector(session)
     return session
 
 
-def check_settings(session: "SparkSession", conf: Mapping[str, str]) -> None:
-    """Raise ConfigurationError if a setting of the session that the result of a job rests on is not
-    the job's own. `conf`: the settings of the command line."""
-    found = {key: session.conf.get(key, None) for key in EXACT}
-    wrong = {key: value for key, value in found.items() if not _is_same(value, EXACT[key])}
-    named = {**dict(session.sparkContext.getConf().getAll()), **conf}
-    wrong |= {
-        key: value
-        for key, value in named.items()
-        if key.startswith(RESTS_ON) and key not in EXACT and key not in TUNING
-    }
+def _check_settings(session: "SparkSession", conf: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if `wrong_settings` finds any. `conf`: the settings of the command
+    line."""
+    found = {**dict(session.sparkContext.getConf().getAll()), **conf}
+    found |= {key: session.conf.get(key, "") or "" for key in EXACT}
+    wrong = wrong_settings(found, conf)
     if wrong:
         session.stop()
-        raise ConfigurationError(
-            [
-                f"{key} is {value}, by {_origin(key, conf)}, and what the archive proves rests on "
-                f"{EXACT.get(key, 'its default')}: remove the setting"
-                for key, value in sorted(wrong.items())
-            ]
-        )
+        raise ConfigurationError(wrong)
 
 
-def _is_same(value: str | None, own: str) -> bool:
-    return value is not None and value.casefold() == own.casefold()
-
-
-def _origin(key: str, conf: Mapping[str, str]) -> str:
-    return "--conf" if key in conf else "spark-defaults.conf, spark-submit or the cluster"
+def wrong_settings(found: Mapping[str, str], conf: Mapping[str, str]) -> list[str]:
+    """One line for each setting of a session that the result of a job rests on and is not the job's
+    own, with its value and its origin. `conf`: the settings of the command line."""
+    wrong = [key for key, own in EXACT.items() if found.get(key, "").casefold() != own.casefold()]
+    wrong += [
+        key for key in found if key.startswith(RESTS_ON) and key not in EXACT and key not in TUNING
+    ]
+    return [
+        f"{key} is {found.get(key)}, by "
+        f"{'--conf' if key in conf else 'spark-defaults.conf, spark-submit or the cluster'}, and "
+        f"what the archive proves rests on {EXACT.get(key, 'its default')}: remove the setting"
+        for key in sorted(wrong)
+    ]
 
 
 def _silence() -> None:

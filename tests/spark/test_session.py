@@ -14,8 +14,15 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, SparkRuntimeException
 
 from chronos.errors import ArchiveFailed
-from chronos.spark.session import CONNECTOR, DELTA, one_line, session_settings
-from tests.spark.conftest import connector
+from chronos.spark.session import (
+    CONNECTOR,
+    DELTA,
+    EXACT,
+    one_line,
+    session_settings,
+    wrong_settings,
+)
+from tests.spark.conftest import conf, connector, small
 
 pytestmark = pytest.mark.spark
 
@@ -140,3 +147,40 @@ def test_an_error_of_spark_is_one_line(error: Exception, text: str) -> None:
     assert str(found).startswith(text)
     assert "\n" not in str(found)
     assert one_line(ValueError("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.sql.session.timeZone", "America/New_York"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.caseSensitive", "true"),
+        ("spark.sql.files.ignoreMissingFiles", "true"),
+        ("spark.sql.files.ignoreCorruptFiles", "true"),
+        ("spark.sql.mapKeyDedupPolicy", "LAST_WIN"),
+        ("spark.sql.sources.partitionColumnTypeInference.enabled", "true"),
+        ("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY"),
+        ("spark.sql.parquet.outputTimestampType", "INT96"),
+        ("spark.speculation", "true"),
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY"),
+        ("spark.databricks.delta.properties.defaults.columnMapping.mode", "name"),
+        ("spark.databricks.delta.stalenessLimit", "1h"),
+    ],
+)
+def test_a_setting_that_results_rest_on_is_named_with_its_origin(key: str, value: str) -> None:
+    """Wherever it comes from; all others pass."""
+    own = {**EXACT, "spark.jars": "/own.jar", "spark.databricks.delta.snapshotPartitions": "8"}
+    assert wrong_settings(own, {"spark.jars": "/own.jar"}) == []
+    (line,) = wrong_settings({**own, key: value}, {key: value})
+    assert line.startswith(f"{key} is {value}, by --conf, and ")
+    (line,) = wrong_settings({**own, key: value}, {})
+    assert line.startswith(f"{key} is {value}, by spark-defaults.conf, spark-submit or the cluster")
+
+
+def test_a_job_with_such_a_setting_ends_before_it_reads(tmp_path: Path) -> None:
+    """Exit code 2: an audit with another time zone could prove what is not so."""
+    zone = {**small(), "spark.sql.session.timeZone": "America/New_York"}
+    command = [sys.executable, "-m", "chronos", "audit", "--location", str(tmp_path), *conf(zone)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert "spark.sql.session.timeZone is America/New_York, by --conf, and" in ended.stderr

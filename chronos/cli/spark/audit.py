@@ -194,6 +194,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
             for each in found.archived_targets
         ],
         "details": found.details,
+        "versions": found.versions,
     }
 
 

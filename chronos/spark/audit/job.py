@@ -6,6 +6,8 @@ details, if they are requested. Law: a message is called missing only if the arc
 is pending while the logs do not prove that it is settled, or its target was not read since, and
 unknown where the archive cannot tell, as after a gap or in a target that it does not hold."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -105,6 +107,8 @@ class Audit(Struct, frozen=True, kw_only=True):
     shards: list[ShardCoverage]
     archived_targets: list[TargetCoverage]
     details: str | None
+    versions: Mapping[str, int]
+    """The version of each table of the archive that was read, by its name."""
 
     @property
     def broken(self) -> bool:
@@ -293,7 +297,7 @@ def audit(
     watch(Step(name="joining promised deliveries with the targets"))
     cells = summary.cube(rows, span).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return _summary(cells, judged, span, cluster, archived_ms, details)
+        return _summary(cells, judged, span, cluster, archived_ms, details, tables.versions)
     finally:
         cells.unpersist()
 
@@ -325,6 +329,7 @@ def _summary(
     cluster: str,
     archived_ms: int,
     details: str | None,
+    versions: Mapping[str, int],
 ) -> Audit:
     overall = summary.overall(cells)
     pending_ms = summary.first_pending_ms(cells)
@@ -345,6 +350,7 @@ def _summary(
         shards=judged.shards,
         archived_targets=judged.targets,
         details=details,
+        versions=versions,
     )
 
 
