@@ -137,6 +137,8 @@ def append(
             "--master share, and no other program may write to it"
         )
     if commit.rows != written.get["rows"]:
+        if before is not None:  # else every reader would look for the files
+            table_at(rows.sparkSession, storage, folder).restoreToVersion(before)
         raise ArchiveFailed(
             f"Spark's tasks wrote {written.get['rows']} rows to {storage.path(folder)} and "
             f"{commit.rows} are there: with a --master of several hosts the location must be "

@@ -553,13 +553,12 @@ def test_rows_written_to_another_host_s_disk_do_not_count_as_archived(
 ) -> None:
     """The run fails before it commits, and the next one archives the records."""
     logs.schedule(6, DUE_MS)
-    with pytest.raises(ArchiveFailed, match=r"wrote \d rows to .* and 0 are there") as failed:
+    with pytest.raises(ArchiveFailed, match=r"wrote \d+ rows to .* and 0 are there") as failed:
         archive(spark, brokers, Elsewhere(str(tmp_path)), logs.plan(batch_records=3), ignore)
     assert "folder that all of them share" in str(failed.value)
     assert brokers.committed(ARCHIVE_GROUP.format(cluster=logs.cluster), logs.delay, 0) is None
-    storage = ArchiveStorage(str(tmp_path / "shared"))
-    archive(spark, brokers, storage, logs.plan(), ignore)
-    assert positions_in(tmp_path / "shared", "messages", "shard") == everything(logs, 6)
+    archive(spark, brokers, ArchiveStorage(str(tmp_path)), logs.plan(), ignore)
+    assert positions_in(tmp_path, "messages", "shard") == everything(logs, 6)
 
 
 class Leaderless(KafkaLog):

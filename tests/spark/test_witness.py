@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
-from pyspark.errors import SparkException
+from pyspark.errors import PySparkException
 
 from chronos.errors import ArchiveFailed
 from chronos.spark.archive.compact import compact
@@ -180,5 +180,5 @@ def test_no_audit_contradicts_what_readers_found(
         for path in DeltaTable(drill.directory / name).file_uris()
     ]
     Path(play.dice.choice(sorted(files))).unlink()
-    with pytest.raises(SparkException, match="FILE_NOT_EXIST"):
+    with pytest.raises(PySparkException, match="FILE_NOT_EXIST"):
         play.judge()

@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import MapType
 
 from chronos.errors import ArchiveFailed
 from chronos.spark import schema
@@ -74,9 +75,9 @@ def _paths(table: DataFrame, storage: ArchiveStorage, name: str) -> list[str]:
 
 
 def _rows(table: DataFrame) -> int:
-    """The number of rows in the files, every column of which is read but for those derived from
-    headers."""
-    names = [field.name for field in table.schema if field.name != schema.FIRST_HEADERS]
+    """The number of rows in the files, every column of which is read but for maps, which cannot be
+    hashed."""
+    names = [field.name for field in table.schema if not isinstance(field.dataType, MapType)]
     row = table.select(f.xxhash64(*names).alias("read")).agg(f.count("read").alias("rows")).first()
     assert row is not None
     return int(row["rows"])
