@@ -169,10 +169,10 @@ set_up_rocketmq() { set_up_jars RocketMQ rocketmq; }
 # set_up_generators: .cache/generators-<version> with what scripts/generators/pom.xml names.
 set_up_generators() { set_up_jars openapi-generator generators; }
 
-# set_up_spark: PySpark in .venv, and its Kafka connector in .cache/spark-<version>.
+# set_up_spark: PySpark in .venv, and its Kafka connector and Delta Lake in .cache/spark-<version>.
 set_up_spark() {
     local lock=locks/requirements-spark.txt locked
-    set_up_jars "Spark's Kafka connector" spark
+    set_up_jars "Spark's jars" spark
     locked=$(digest "$ROOT/$lock")
     if is_current "$VENV/.installed-${lock##*/}" "$locked"; then return; fi
     say "installing $lock into .venv (some 400 MB: it takes a while)"
@@ -183,7 +183,7 @@ set_up_spark() {
 # build_spark: what set_up_spark installs, fetched and built into pip's cache; .venv stays as it is.
 build_spark() {
     local lock=locks/requirements-spark.txt wheels status=0
-    set_up_jars "Spark's Kafka connector" spark
+    set_up_jars "Spark's jars" spark
     if is_current "$VENV/.installed-${lock##*/}" "$(digest "$ROOT/$lock")"; then return; fi
     wheels=$(mktemp -d)
     pip_spark wheel --no-deps --wheel-dir "$wheels" || status=$?

@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AT_HOME_IN = {
     "confluent_kafka": "adapters",
     "cryptography": "node",
+    "delta": "spark",
     "fsspec": "adapters",
     "jwt": "admin",
     "kazoo": "adapters",
@@ -66,6 +67,7 @@ CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("
 
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {
+    "delta": "delta_spark",
     "yaml": "pyyaml",
     "pydantic_core": "pydantic",
     "jwt": "pyjwt",

@@ -27,6 +27,7 @@ EXTRAS = {
     "yaml": "server",
     "kazoo": "zookeeper",
     "opentelemetry": "otel",
+    "delta": "spark",
     "pandas": "spark",
     "py4j": "spark",
     "pyarrow": "spark",

@@ -76,6 +76,29 @@ DELTA_NAME = "delta-spark"
 
 DELTA_CLASS = "io/delta/sql/DeltaSparkSessionExtension.class"
 
+EXCLUDED = (
+    "com.fasterxml.jackson.core:*",
+    "com.fasterxml.jackson.datatype:*",
+    "com.github.luben:*",
+    "com.google.code.findbugs:*",
+    "commons-pool:*",
+    "io.airlift:*",
+    "io.delta:delta-kernel-unitycatalog",
+    "io.unitycatalog:*",
+    "javax.annotation:*",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:*",
+    "org.apache.parquet:*",
+    "org.locationtech.jts:*",
+    "org.roaringbitmap:*",
+    "org.scala-lang:*",
+    "org.slf4j:*",
+    "org.xerial.snappy:*",
+)
+"""Dependencies of Delta that are not fetched: Spark has them, in versions of its own, and there is
+no catalog."""
+
 AUTO_MASTER = "auto"
 """The master named by `spark.master`, here or to spark-submit; without one, this machine."""
 
@@ -306,6 +329,8 @@ def session_settings(
             packages.append(CONNECTOR)
         if not any(_is_jar(jar, DELTA_NAME, DELTA_CLASS) for jar in named):
             packages.append(DELTA)
+            excluded = settings.get("spark.jars.excludes", "").split(",")
+            settings["spark.jars.excludes"] = ",".join(filter(None, [*excluded, *EXCLUDED]))
         if packages:
             settings["spark.jars.packages"] = ",".join(packages)
     return settings

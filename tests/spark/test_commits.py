@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveFailed, ArchiveUnusable
 from chronos.spark import schema
@@ -169,3 +170,17 @@ def test_a_compaction_keeps_what_readers_have_begun_to_read(
     assert (again["messages"].files_before, again["messages"].files_after) == (1, 1)
     clean = audit(spark, archived, from_ms=T, to_ms=T + HOUR_MS)
     assert clean.overall.counts == {"delivered": 3 * COUNT}
+
+
+def test_a_row_outside_its_partition_is_an_error_of_the_audit(
+    spark: SparkSession, archived: ArchiveStorage
+) -> None:
+    """The audit of its time would not find it, and call a message missing."""
+    rows = open_tables(spark, archived)[0].deliveries
+    moved = rows.withColumn("date", f.date_add("date", 1))
+    commits = Commits(spark, archived, "cases")
+    commit = append(archived, "deliveries", moved, writer="foreign", number=0)
+    reads = [row.asDict() for row in commits.read(schema.OFFSETS).limit(1).collect()]
+    commits.commit(reads, {"deliveries": commit}, run="r", stream="s", number=0)
+    with pytest.raises(ArchiveFailed, match="a row of table deliveries is in another partition"):
+        audit(spark, archived, from_ms=T, to_ms=T + HOUR_MS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -113,6 +114,15 @@ def test_the_jars_of_kafka_and_delta_are_added_to_the_user_s_own(
     """Unless they have them; the connector not for a job that reads no Kafka."""
     found = session_settings("local[2]", conf, has_log=True, kafka=kafka)
     assert (found.get("spark.jars"), found.get("spark.jars.packages")) == expected
+
+
+def test_the_jars_of_the_tests_are_those_that_are_fetched() -> None:
+    """The connector and Delta, whose Python package has the same version."""
+    jars = {Path(jar).name for jar in JARS}
+    for coordinates in (CONNECTOR, DELTA):
+        _, artifact, version = coordinates.split(":")
+        assert f"{artifact}-{version}.jar" in jars
+    assert metadata.version("delta-spark") == DELTA.rpartition(":")[2]
 
 
 def test_a_jar_of_the_user_s_own_may_contain_the_connector(tmp_path: Path) -> None:

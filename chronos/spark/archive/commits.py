@@ -62,9 +62,9 @@ class Commits:
             return
         if not self.sequence and last:
             raise ArchiveUnusable(
-                f"{self._storage.uri} has a table {name} with rows, and table {OFFSETS.name} has "
-                f"none: the offsets that are archived are not known. Restore {OFFSETS.name}/ from "
-                "a copy of the archive that is not older, or choose another location"
+                f"{self._storage.uri} has a table {name} with rows, and its table offsets has "
+                "none: the offsets that are archived are not known. Restore offsets/ from a copy "
+                "of the archive that is not older, or choose another location"
             )
         named = self.versions.setdefault(name, 0)
         if last > named:

@@ -7,6 +7,7 @@ is pending while the logs do not prove that it is settled, or its target was not
 unknown where the archive cannot tell, as after a gap or in a target that it does not hold."""
 
 from collections.abc import Mapping
+from functools import reduce
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException
@@ -40,6 +41,7 @@ from chronos.spark.audit.outcomes import (
 )
 from chronos.spark.backfill.selection import has_headers, requested
 from chronos.spark.request import BackfillRequest
+from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables
@@ -207,8 +209,11 @@ def default_span(
 
 
 def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span) -> Judgement:
-    """The outcomes of the promised deliveries due in the window. `covered`: by the same tables."""
+    """The outcomes of the promised deliveries due in the window. `covered`: by the same tables.
+
+    ArchiveFailed if a row is outside the partition of its time."""
     spark = tables.offsets.sparkSession
+    _check_partitions(tables, span)
     targets, delay, steps = covered.targets, covered.delay, covered.steps
     progress = usable(tables.progress, tables.offsets)
     found, last = collect_evidence(
@@ -263,6 +268,28 @@ def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span
             for name, seen in sorted(targets.items())
         ],
     )
+
+
+def _check_partitions(tables: Tables, span: Span) -> None:
+    """Raise ArchiveFailed if a row of the window is in another partition than that of its time:
+    nothing would find it, and a message could be called missing."""
+    read = (
+        (MESSAGES, tables.messages),
+        (DELIVERIES, tables.deliveries),
+        (DECISIONS, tables.decisions),
+    )
+    outside = reduce(
+        DataFrame.unionAll,
+        (
+            rows.where(span.outside(table)).select(f.lit(table.name).alias("table")).limit(1)
+            for table, rows in read
+        ),
+    ).first()
+    if outside is not None:
+        raise ArchiveFailed(
+            f"a row of table {outside['table']} is in another partition than that of its time: "
+            "another program wrote it. Archive to another location"
+        )
 
 
 def audit(

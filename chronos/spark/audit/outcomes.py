@@ -97,27 +97,40 @@ class Span(Struct, frozen=True, kw_only=True):
 
     def within(self, table: Table) -> Column:
         """True for the rows of a table whose time is in an hour of the window: it selects
-        partitions, and files by their statistics.
+        partitions, and files by their statistics."""
+        return self._in_partitions(table) & self._in_hours(table)
 
-        The time is the record's timestamp where the table's is null or out of range, as in
-        `codec.stored`."""
-        from_ms = max(0, self.from_ms) // HOUR_MS * HOUR_MS
-        to_ms = -(-max(1, self.to_ms) // HOUR_MS) * HOUR_MS
+    def outside(self, table: Table) -> Column:
+        """True for such rows in another partition than that of their time: `within` leaves them
+        out."""
+        return self._in_hours(table) & ~self._in_partitions(table)
+
+    def _hours(self) -> tuple[int, int]:
+        """The whole hours that hold the window, in epoch ms, the end excluded."""
+        end_ms = -(-max(1, self.to_ms) // HOUR_MS) * HOUR_MS
+        return max(0, self.from_ms) // HOUR_MS * HOUR_MS, end_ms
+
+    def _in_partitions(self, table: Table) -> Column:
         assert table.partition is not None
-        partitions = f.col(table.partition).between(
-            partition_of(table, from_ms), partition_of(table, to_ms - 1)
-        )
+        from_ms, to_ms = self._hours()
+        first, last = partition_of(table, from_ms), partition_of(table, to_ms - 1)
+        return f.col(table.partition).between(first, last)
+
+    def _in_hours(self, table: Table) -> Column:
+        """The time is the record's timestamp where the table's is null or out of range, and 0 where
+        that is out of range too, as in `codec.stored`."""
+        from_ms, to_ms = self._hours()
         time = f.col(table.time)
-        is_near = (time >= from_ms) & (time < to_ms)
-        if any(name == "timestamp_ms" for name, *_ in table.columns) and (
-            table.time != "timestamp_ms"
+        found = (time >= from_ms) & (time < to_ms)
+        if table.time != "timestamp_ms" and any(
+            name == "timestamp_ms" for name, *_ in table.columns
         ):
             stamp = f.col("timestamp_ms")
-            has_none = time.isNull() | (time < 0) | (time > MS_MAX)
-            is_near |= has_none & (
-                ((stamp >= from_ms) & (stamp < to_ms)) | (stamp < 0) | (stamp > MS_MAX)
-            )
-        return partitions & is_near
+            instead = (stamp >= from_ms) & (stamp < to_ms)
+            if not from_ms:
+                instead |= (stamp < 0) | (stamp > MS_MAX)
+            found |= (time.isNull() | (time < 0) | (time > MS_MAX)) & instead
+        return found
 
 
 # --- what was promised
