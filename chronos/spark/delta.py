@@ -115,7 +115,8 @@ def append(
     number: int,
     in_place_of: str | None = None,
 ) -> Commit:
-    """Append a batch to a table: its commit. `in_place_of`: a condition on the column that the
+    """Append a batch to a table: its commit. Columns that the table does not have are added to it.
+    `in_place_of`: a condition on the column that the
     table is partitioned by; the rows that fulfil it are removed in the same commit.
 
     ArchiveFailed unless the log has the commit of this writer and number with all rows that Spark's
@@ -126,7 +127,7 @@ def append(
     counted = rows.observe(written, f.count(f.lit(1)).alias("rows"))
     made = counted.write.format("delta").option("txnAppId", writer).option("txnVersion", number)
     if in_place_of is None:
-        made.mode("append").save(storage.path(folder))
+        made.mode("append").option("mergeSchema", True).save(storage.path(folder))
     else:
         made.mode("overwrite").option("replaceWhere", in_place_of).save(storage.path(folder))
     commit = _find(storage, folder, -1 if before is None else before, writer, number)

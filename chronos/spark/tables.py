@@ -71,11 +71,17 @@ def pinned(spark: SparkSession, storage: ArchiveStorage) -> Pinned | None:
 def read_table(
     spark: SparkSession, storage: ArchiveStorage, table: schema.Table, versions: Mapping[str, int]
 ) -> DataFrame:
-    """A table of the archive at the version that is named; empty if none is."""
+    """A table of the archive at the version that is named; empty if none is. A column that it does
+    not have yet is null."""
+    kinds = schema.table_schema(table)
     version = versions.get(table.name)
     if version is None:
-        return spark.createDataFrame([], schema.table_schema(table))
-    return read(spark, storage, table.name, version)
+        return spark.createDataFrame([], kinds)
+    rows = read(spark, storage, table.name, version)
+    missing = [field for field in kinds if field.name not in rows.columns]
+    return rows.withColumns(
+        {field.name: f.lit(None).cast(field.dataType) for field in missing}
+    ).select(*kinds.names)
 
 
 def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, str, str]:

@@ -527,6 +527,7 @@ def test_the_console_reads_the_json(audited: Audit, tmp_path: Path) -> None:
         "shards",
         "archived_targets",
         "details",
+        "versions",
     }
     assert BROKEN == WRONG
 

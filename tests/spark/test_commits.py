@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from chronos.errors import ArchiveFailed, ArchiveUnusable
 from chronos.spark import schema
@@ -18,10 +19,10 @@ from chronos.spark.archive.commits import Commits
 from chronos.spark.archive.compact import compact
 from chronos.spark.archive.verify import verify
 from chronos.spark.audit.job import audit
-from chronos.spark.delta import append, last_version, read
+from chronos.spark.delta import append, create, last_version, read
 from chronos.spark.session import ignore, one_line
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables, pinned
+from chronos.spark.tables import open_tables, pinned, read_table
 from tests.spark.cases import JudgedShard, T, add_batch, archive_of, write_archive
 from tests.spark.histories import HOUR_MS
 
@@ -184,3 +185,17 @@ def test_a_row_outside_its_partition_is_an_error_of_the_audit(
     commits.commit(reads, {"deliveries": commit}, run="r", stream="s", number=0)
     with pytest.raises(ArchiveFailed, match="a row of table deliveries is in another partition"):
         audit(spark, archived, from_ms=T, to_ms=T + HOUR_MS)
+
+
+def test_a_column_of_a_later_version_is_null_before_it_was_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """And is added by the first batch that has it."""
+    storage = ArchiveStorage(str(tmp_path))
+    kinds = schema.table_schema(schema.DECISIONS)
+    older = StructType([field for field in kinds if field.name != "destination"])
+    create(storage, "decisions", older, partition="date")
+    rows = batch(spark, 0).decisions
+    assert read_table(spark, storage, schema.DECISIONS, {"decisions": 0}).columns == kinds.names
+    commit = append(storage, "decisions", rows, writer="a", number=0)
+    assert read(spark, storage, "decisions", commit.version).columns[-1] == "destination"
