@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from chronos.core.shard.codec import State
 from chronos.core.shard.progress import Progress, is_foreign, unpack_progress
 from chronos.errors import LogMismatch, LogUnavailable
-from chronos.ports import RecordLog, Watermarks
+from chronos.ports import Log, Watermarks
 
 log = structlog.get_logger("chronos.shard")
 
@@ -108,7 +108,7 @@ def check_position(topic: str, shard: int, position: int, watermarks: Watermarks
 
 def begun(
     state: State,
-    log_port: RecordLog,
+    log_port: Log,
     shard: int,
     shards: int,
     progress_topic: str,
@@ -128,7 +128,7 @@ def begun(
 
 
 def _first(
-    log_port: RecordLog, topic: str, shard: int, shards: int, watermarks: Watermarks
+    log_port: Log, topic: str, shard: int, shards: int, watermarks: Watermarks
 ) -> Progress | None:
     """Return the first progress record of a shard; None if no transaction was committed. Raises
     LogUnavailable, LogMismatch."""
@@ -136,7 +136,13 @@ def _first(
     waits = 0
     try:
         while waits < WAITS_MAX:
-            records = reader.read(FIRST_RECORDS, FIRST_BYTES)
+            try:
+                records = reader.read(FIRST_RECORDS, FIRST_BYTES)
+            except LogMismatch as error:
+                if log_port.watermarks(topic, shard).start == watermarks.start:
+                    raise
+                # The next start finds that the log begins later, and looks for a checkpoint.
+                raise LogUnavailable(f"it was trimmed during the start: {error}") from error
             own = next((record for record in records if not is_foreign(record)), None)
             if own is not None:
                 return unpack_progress(own.value, shards)
