@@ -116,8 +116,8 @@ def append(
     in_place_of: str | None = None,
 ) -> Commit:
     """Append a batch to a table: its commit. Columns that the table does not have are added to it.
-    `in_place_of`: a condition on the column that the
-    table is partitioned by; the rows that fulfil it are removed in the same commit.
+    `in_place_of`: a condition on the column that the table is partitioned by; the rows that fulfil
+    it are removed in the same commit.
 
     ArchiveFailed unless the log has the commit of this writer and number with all rows that Spark's
     tasks counted, in files that are there. A task on another host would write to a local folder of

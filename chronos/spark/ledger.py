@@ -51,7 +51,6 @@ from chronos.errors import ArchiveFailed
 from chronos.spark.delta import append, create, last_version, read
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import SENT as SENT
 
 
 class Attempt(Struct, kw_only=True):
@@ -200,6 +199,9 @@ PLANNED_COLUMNS = (
 TOKEN = ("shard", "source_offset", "occurrence")
 """Columns that name one promised delivery."""
 
+
+SENT = "sent"
+"""Folder of the ledger of backfills."""
 
 ROWS = f"{SENT}/rows"
 """Folder of the table of the messages sent."""

@@ -17,9 +17,6 @@ from chronos.spark.delta import last_version, read
 from chronos.spark.runs import check_format
 from chronos.spark.storage import ArchiveStorage
 
-SENT = "sent"
-"""Folder of the ledger of backfills."""
-
 
 class Pinned(Struct, frozen=True, kw_only=True):
     """What is archived."""

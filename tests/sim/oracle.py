@@ -24,7 +24,7 @@ from chronos.core.shard.progress import Decision, unpack_progress
 from chronos.core.shard.rules import Rules
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import Stop
-from chronos.workers.replica.context import ReplicaContext, ReplicaSettings
+from chronos.workers.replica.context import ReplicaContext
 from chronos.workers.replica.leadership import Assignment
 from chronos.workers.replica.replica import Replica
 from chronos.workers.replica.state import ReplicaState
@@ -32,7 +32,7 @@ from chronos.workers.step.horizon import unpulled_ms
 from chronos.workers.step.lanes import RateLimits, ShardRates
 from chronos.workers.step.planned import Limits
 from chronos.workers.step.targets import Retries
-from tests.sim.broker import CLUSTER, DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
+from tests.sim.broker import DEAD_LETTER, DELAY, PROGRESS, REJECTED, Brokers, Transaction
 from tests.sim.log import Faults, SimLog
 from tests.sim.oracle_model import Service
 from tests.sim.oracle_stores import compare
@@ -41,7 +41,7 @@ from tests.sim.oracle_values import SKEW_MS, TOLERANCE_MS, Message, Step, Terms,
 from tests.sim.oracle_workload import ATTEMPTS_MAX, MAX_DELAY_MS, MAX_PAST_MS, Producers
 from tests.sim.simulation import quiet
 from tests.sim.store import Disk, SimStore
-from tests.sim.thread import DeletingShard, sim_pusher
+from tests.sim.thread import DeletingShard, sim_pusher, sim_settings
 from tests.sim.world import CRASH, LIVENESS, START_MS, Crashed, Finding, World
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -174,13 +174,10 @@ class OracleReplica:
             store=node.stores[shard],
             clock=node.clock,
             rules=rules,
-            settings=ReplicaSettings(
-                limits=settings.limits,
-                delay_topic=DELAY,
-                progress_topic=PROGRESS,
-                cluster=CLUSTER,
-                node=node.name,
-                instance=node.name,
+            settings=sim_settings(
+                settings.limits,
+                node.name,
+                node.name,
                 delivered_ms=settings.delivered_ms,
                 deduplication_ms=settings.deduplication_ms,
             ),

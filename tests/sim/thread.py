@@ -17,6 +17,7 @@ from chronos.workers.replica.retention import DELETE_EVERY_MS
 from chronos.workers.replica.state import ReplicaState
 from chronos.workers.replica.stored import StoredShard
 from chronos.workers.step.lanes import ShardRates
+from chronos.workers.step.planned import Limits
 from chronos.workers.step.push import Pusher, PushSettings
 from chronos.workers.step.targets import Retries
 from chronos.workers.watch.stall import STALLED_MS, WORK_DUE, StallJudge, facts_of
@@ -57,6 +58,22 @@ class DeletingShard(StoredShard):
         if deletes:
             self._delete_ms = 0
         return super().delete(now_ms)
+
+
+def sim_settings(
+    limits: Limits, node: str, instance: str, *, delivered_ms: int | None, deduplication_ms: int
+) -> ReplicaSettings:
+    """The settings of a replica on the simulated brokers."""
+    return ReplicaSettings(
+        limits=limits,
+        delay_topic=DELAY,
+        progress_topic=PROGRESS,
+        cluster=CLUSTER,
+        node=node,
+        instance=instance,
+        delivered_ms=delivered_ms,
+        deduplication_ms=deduplication_ms,
+    )
 
 
 def sim_pusher(log: SimLog, rules: Rules, retries: Retries, rates: ShardRates) -> Pusher:
@@ -128,13 +145,10 @@ class ReplicaThread:
             store=node.store(shard),
             clock=node.clock,
             rules=rules,
-            settings=ReplicaSettings(
-                limits=settings.limits,
-                delay_topic=DELAY,
-                progress_topic=PROGRESS,
-                cluster=CLUSTER,
-                node=node.node_id,
-                instance=node.instance,
+            settings=sim_settings(
+                settings.limits,
+                node.node_id,
+                node.instance,
                 delivered_ms=settings.delivered_ms,
                 deduplication_ms=settings.deduplication_ms,
             ),

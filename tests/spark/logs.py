@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.spark.archive.job import ArchivePlan
 from tests.harness.broker import Broker
 from tests.harness.waiting import check_deadline
@@ -63,6 +64,23 @@ class Logs:
     ) -> None:
         """Send a record; it is in the log after `flush`."""
         self._producer.produce(topic, value, key, partition, headers=list(headers))
+
+    def step(self) -> bytes:
+        """A progress record of the cluster, before anything was pulled."""
+        return pack_progress(
+            Progress(
+                role_epoch=1,
+                log_epoch=1,
+                cluster=self.cluster,
+                node="n",
+                instance="i",
+                shards=SHARDS,
+                cursor_due_ms=0,
+                cursor_offset=0,
+                pull_offset=0,
+                counts=(0, *NO_OUTCOMES),
+            )
+        )
 
     def schedule(self, count: int, due_ms: int) -> None:
         """`count` messages, one ms apart, and the delivery of each in the target."""

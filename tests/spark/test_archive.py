@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable, LogUnavailable
 from chronos.ports import TopicInfo
 from chronos.spark import schema
@@ -43,28 +42,11 @@ pytestmark = pytest.mark.spark
 DUE_MS = 1_900_000_000_000
 
 
-def step_of(logs: Logs) -> bytes:
-    """A progress record of a cluster."""
-    step = Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster=logs.cluster,
-        node="n",
-        instance="i",
-        shards=SHARDS,
-        cursor_due_ms=0,
-        cursor_offset=0,
-        pull_offset=0,
-        counts=(0, *NO_OUTCOMES),
-    )
-    return pack_progress(step)
-
-
 @pytest.fixture
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    made.write(made.progress, step_of(made))
+    made.write(made.progress, made.step())
     made.flush()
     return made
 
@@ -525,9 +507,9 @@ def test_records_of_another_program_in_the_progress_topic_are_left_out(
         (b"x", [("own", b"o")], None),
     ):
         logs.write(logs.progress, value, headers, key=key)
-    logs.write(logs.progress, step_of(logs))
+    logs.write(logs.progress, logs.step())
     logs.write(logs.progress, b"hello", key=b"k")
-    logs.write(logs.progress, step_of(logs))
+    logs.write(logs.progress, logs.step())
     logs.flush()
     brokers, storage = logs.brokers(), ArchiveStorage(str(tmp_path / "archive"))
     with pytest.raises(ArchiveUnusable, match=f"was written by the cluster {logs.cluster}"):

@@ -16,7 +16,6 @@ from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish
 from chronos.cli.spark.backfill import RunOptions, _replay, check_end
-from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
@@ -28,7 +27,7 @@ from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS
-from tests.spark.logs import SHARDS, Logs
+from tests.spark.logs import Logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,19 +44,7 @@ WHOLE = {"stable_end": PULLED, "high_watermark": PULLED}
 def logs(broker: Broker) -> Logs:
     """Topics with one progress record in them."""
     made = Logs(broker)
-    step = Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster=made.cluster,
-        node="n",
-        instance="i",
-        shards=SHARDS,
-        cursor_due_ms=0,
-        cursor_offset=0,
-        pull_offset=0,
-        counts=(0, *NO_OUTCOMES),
-    )
-    made.write(made.progress, pack_progress(step))
+    made.write(made.progress, made.step())
     made.flush()
     return made
 

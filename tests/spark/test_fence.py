@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.errors import ArchiveInUse
 from chronos.spark.archive.compact import compact
 from chronos.spark.archive.job import archive
@@ -63,19 +62,7 @@ def test_a_jvm_that_outlives_its_driver_keeps_other_jobs_out(
     other job that commits is refused until the JVM is woken and has ended; then each record is in
     the archive once."""
     logs = Logs(broker)
-    step = Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster=logs.cluster,
-        node="n",
-        instance="i",
-        shards=SHARDS,
-        cursor_due_ms=0,
-        cursor_offset=0,
-        pull_offset=0,
-        counts=(0, *NO_OUTCOMES),
-    )
-    logs.write(logs.progress, pack_progress(step))
+    logs.write(logs.progress, logs.step())
     logs.schedule(COUNT, DUE_MS)
     command = [
         *(sys.executable, "-m", "chronos", "archive", "--location", str(tmp_path / "archive")),

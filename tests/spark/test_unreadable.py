@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
-from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.spark.archive.unreadable import ReadablePart, known_ranges, parts_of, skipped
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import DAY_MS, judge
@@ -22,7 +21,7 @@ from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms
 from tests.integration.foreign import Sent, alter_topic, produce, schedule
 from tests.spark.conftest import conf, connector
-from tests.spark.logs import SHARDS, Logs, positions_in, table
+from tests.spark.logs import Logs, positions_in, table
 from tests.spark.outage import Outage
 
 if TYPE_CHECKING:
@@ -125,19 +124,7 @@ def test_a_batch_that_ends_the_jvm_is_named(broker: Broker, tmp_path: Path) -> N
     """In a target nothing steps over it: the error has its topic, partition and offset, and other
     topics stay archived."""
     logs = Logs(broker)
-    step = Progress(
-        role_epoch=1,
-        log_epoch=1,
-        cluster=logs.cluster,
-        node="n",
-        instance="i",
-        shards=SHARDS,
-        cursor_due_ms=0,
-        cursor_offset=0,
-        pull_offset=0,
-        counts=(0, *NO_OUTCOMES),
-    )
-    logs.write(logs.progress, pack_progress(step))
+    logs.write(logs.progress, logs.step())
     logs.schedule(6, 1_900_000_000_000)
     offset = bomb(broker, logs.target, "-")
     command = [

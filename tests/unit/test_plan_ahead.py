@@ -61,9 +61,11 @@ class Kept(LookAhead[PlannedTransaction]):
         super().__init__(Shard(rules=RULES, state=FRESH, view=MemoryStore()))
         self.kept: PlannedTransaction | None = None
 
-    def keep_plan(self, fates: Fates, plan: PlannedTransaction, basis: object) -> None:
+    def keep_plan(
+        self, selection: Selection, fates: Fates, plan: PlannedTransaction, basis: object
+    ) -> None:
         self.kept = plan
-        super().keep_plan(fates, plan, basis)
+        super().keep_plan(selection, fates, plan, basis)
 
 
 class Bench:

@@ -70,13 +70,16 @@ class _NextFates(Struct, frozen=True, kw_only=True):
 class _NextPlan(Struct, Generic[T], frozen=True, kw_only=True):
     """The plan made of a selection with its fates."""
 
+    selection: Selection
     fates: Fates
     basis: object
     """Everything else that it was made of, compared by value."""
     plan: T
 
-    def holds(self, fates: Fates, basis: Callable[[T], object]) -> bool:
-        return self.fates is fates and self.basis == basis(self.plan)
+    def holds(self, selection: Selection, fates: Fates, basis: Callable[[T], object]) -> bool:
+        return (
+            self.selection is selection and self.fates is fates and self.basis == basis(self.plan)
+        )
 
 
 class _StepWrites(Struct, frozen=True, kw_only=True):
@@ -136,9 +139,9 @@ class LookAhead(Generic[T]):
         self._fates = _NextFates(selection=selection, fates=fates)
         return fates
 
-    def keep_plan(self, fates: Fates, plan: T, basis: object) -> None:
+    def keep_plan(self, selection: Selection, fates: Fates, plan: T, basis: object) -> None:
         """Keep the plan that was made of a selection with these fates, on this basis."""
-        self._plan = _NextPlan(fates=fates, basis=basis, plan=plan)
+        self._plan = _NextPlan(selection=selection, fates=fates, basis=basis, plan=plan)
 
     def write(self, staged: Staged, selection: Selection, progress: Progress) -> None:
         """Compute the writes of the step that is committing. Raises Retry if the store cannot be
@@ -191,7 +194,7 @@ class LookAhead(Generic[T]):
             self._targets = (selection, Counter([entry.target for entry in selection.entries]))
         return self._targets[1]
 
-    def plan(self, fates: Fates, basis: Callable[[T], object]) -> T | None:
+    def plan(self, selection: Selection, fates: Fates, basis: Callable[[T], object]) -> T | None:
         """Return the plan that was made early of the selection with these fates; None if there is
         none that holds.
 
@@ -199,7 +202,7 @@ class LookAhead(Generic[T]):
         """
         early, self._plan = self._plan, None
         self._targets = (None, {})
-        return early.plan if early is not None and early.holds(fates, basis) else None
+        return early.plan if early is not None and early.holds(selection, fates, basis) else None
 
     def writes(self, staged: Staged, selection: Selection) -> Writes | None:
         """Return the writes of this step if they were computed early; else None."""

@@ -346,8 +346,6 @@ class Shard:
 
     def fates(self, selection: Selection, now_ms: int) -> Fates:
         """Return the fates of the selected messages in a step at this time."""
-        if not selection.with_terms:
-            return Fates(of={})
         return fates_of(selection, self.rules.shard, now_ms, self.rules.zone_data)
 
     # --- apply

@@ -62,8 +62,9 @@ def verify(spark: SparkSession, storage: ArchiveStorage, watch: Watch) -> Verifi
             problems.append(f"{name} cannot be read: {line}")
             continue
         rows += found
-        if found != table.count():
-            problems.append(f"{name} has {found:,} rows, and its log says {table.count():,}")
+        logged = table.count()
+        if found != logged:
+            problems.append(f"{name} has {found:,} rows, and its log says {logged:,}")
     return Verified(files=files, rows=rows, problems=problems)
 
 

@@ -143,7 +143,7 @@ class Pusher:
         targets = self.targets.describe(plan.targets, now_ms)
         certain = self.certain(targets, inputs)
         planner = _StepPlanner(self, plan, selection, draft.fates, targets, certain, inputs)
-        early = look_ahead.plan(draft.fates, planner.basis)
+        early = look_ahead.plan(selection, draft.fates, planner.basis)
         if early is not None:
             early.targets = plan.targets
             return early
@@ -184,7 +184,7 @@ class Pusher:
         planner = _AheadPlanner(self, plan, selection, fates, certain, certain, inputs)
         with suppress(Uncertain):
             planner.add(selection)
-            look_ahead.keep_plan(fates, plan, planner.basis(plan))
+            look_ahead.keep_plan(selection, fates, plan, planner.basis(plan))
 
     def refusal(self, topic: str, now_ms: int) -> Refusal | None:
         """Return why the rejected or the dead-letter topic takes no records, by its description;
