@@ -449,6 +449,23 @@ def test_a_dead_message_is_replayed_once_however_often_it_is_asked_for(scenario:
         scenario.run(at + 100)
 
 
+def test_an_action_in_the_same_batch_does_not_keep_a_forgotten_dead_message_from_its_replay(
+    scenario: Scenario,
+) -> None:
+    """The entry at the position that the id names is still there, and does not say that the message
+    was not delivered."""
+    scenario.kept_ms = 10
+    dead = generated_id(T + 1, scenario.send("schedule", None, T + 1))
+    scenario.run(T + 1, ("dead", 0))
+    scenario.send("schedule", None, T + 50, at=T + 50)
+    scenario.run(T + 50)
+    cancel = scenario.send("cancel", dead, at=T + 51)
+    replayed = scenario.send("replay", dead, T + 51, at=T + 51, replayed=b"one")
+    scenario.run(T + 52)
+    assert scenario.refused() == [(cancel, TOO_LATE)]
+    assert scenario.delivered[-1].offset == replayed
+
+
 def test_a_message_that_is_pending_or_delivered_at_its_address_is_not_replayed(
     scenario: Scenario,
 ) -> None:

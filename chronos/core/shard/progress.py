@@ -19,11 +19,8 @@ from msgspec import Struct
 
 from chronos.core.message import Record
 from chronos.core.shard.codec import (
-    PENDING,
     RULES,
     UNDECODABLE,
-    Failure,
-    IdState,
     check_rules,
 )
 from chronos.errors import LogMismatch
@@ -299,52 +296,3 @@ def unpack_progress(data: bytes | None, shards: int) -> Progress:
             "other shards. Give Chronos a second set of topics, and schedule again what is pending"
         )
     return progress
-
-
-def failure_of(decision: Decision, details: Sequence[str]) -> Failure | None:
-    """Return the failure that the decision records, without its time; None if it names no reason.
-    `details`: `Progress.details`."""
-    if not decision.reason:
-        return None
-    # A dead message has used its last attempt; for any other one the decision has the number of the
-    # attempt that comes next.
-    attempts = decision.attempt - (decision.outcome is not Outcome.DEAD)
-    detail = details[decision.detail - 1] if 0 < decision.detail <= len(details) else ""
-    return Failure(decision.reason, attempts, 0, detail)
-
-
-def fails_alike(decision: Decision, other: Decision) -> bool:
-    """Return whether two decisions of one step have equal failures."""
-    return (
-        decision.outcome == other.outcome
-        and decision.reason == other.reason
-        and decision.detail == other.detail
-        and decision.attempt == other.attempt
-    )
-
-
-def dated(id_states: Mapping[bytes, IdState], timestamp_ms: int) -> dict[bytes, IdState]:
-    """Return the id states of the decisions of one step whose progress record has this time (epoch
-    ms)."""
-    dated_states: dict[bytes, IdState] = {}
-    undated = failure = None
-    for message_id, id_state in id_states.items():
-        state = id_state.state
-        if id_state.failure is None and state == PENDING:
-            dated_states[message_id] = id_state
-            continue
-        if id_state.failure is not undated:
-            undated = failure = id_state.failure
-            if undated is not None:
-                failure = Failure(undated.reason, undated.attempts, timestamp_ms, undated.detail)
-        settled_ms = 0 if state == PENDING else timestamp_ms
-        dated_states[message_id] = IdState(
-            state,
-            id_state.due_ms,
-            id_state.offset,
-            settled_ms,
-            failure,
-            id_state.first_ms,
-            id_state.order,
-        )
-    return dated_states

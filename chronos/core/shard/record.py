@@ -1,5 +1,5 @@
 """The progress record of a step, made of its writer's identity, the staged changes, the selection
-and the decisions. `progress` has its format."""
+and the decisions; and its comparison with what a replica finds. `progress` has its format."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from chronos.core.shard.lanes import cursors
 from chronos.core.shard.progress import Decision, Progress, count_outcomes
 from chronos.core.shard.queues import holds, written
 from chronos.core.shard.step import Selection, Staged
+from chronos.errors import LogMismatch
 
 
 class WriterEpoch(Struct, frozen=True, kw_only=True):
@@ -62,3 +63,44 @@ class WriterEpoch(Struct, frozen=True, kw_only=True):
             replans=tuple(staged.zones.replans),
             zone_data=zone_data,
         )
+
+
+def check_record(
+    progress: Progress,
+    offset: int,
+    staged: Staged,
+    selection: Selection,
+    shard: int,
+    *,
+    held_forwards: int,
+) -> None:
+    """Raise LogMismatch unless a replica finds exactly what the master recorded in the progress
+    record at this offset. `held_forwards`: see `WriterEpoch.progress`."""
+    unselected = 0
+    if progress.decisions:
+        selected = {source: due_ms for due_ms, source, _ in selection.items}
+        unselected = sum(
+            [selected.get(decision.offset) != decision.due_ms for decision in progress.decisions]
+        )
+    outcomes = count_outcomes(len(selection.items), progress.decisions)
+    for subject, recorded, own in (
+        ("settled messages", progress.selected, len(selection.items)),
+        ("their outcomes", progress.counts, outcomes),
+        ("the pull offset", progress.pull_offset, staged.pull_offset),
+        ("refused records", len(progress.refused), len(staged.letters.refused)),
+        ("queues written on", len(progress.written), len(staged.letters.written)),
+        ("records held", len(progress.held), len(staged.letters.held)),
+        (
+            "held records for other partitions",
+            progress.held_forwards,
+            held_forwards + staged.letters.held_forwards,
+        ),
+        ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
+        ("decisions about messages that were not selected", 0, unselected),
+    ):
+        if recorded != own:
+            raise LogMismatch(
+                f"shard {shard}: the progress record at offset {offset} records {recorded} for "
+                f"{subject}, this replica finds {own}. Its store or its logs are not those of the "
+                "master: remove the shard's store to rebuild it from the logs."
+            )

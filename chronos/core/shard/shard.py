@@ -13,7 +13,6 @@ are read, and the rules remember names and counts. `look_ahead` computes parts o
 while this one commits. The shard reads the store through `StoreView` and never writes. Keeps its
 part of laws 1, 3, 4, 8 and 9."""  # noqa: E501
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from chronos.core.keys import (
@@ -25,49 +24,42 @@ from chronos.core.keys import (
     cursor_history_key,
     entry_key,
     entry_position,
-    expiry_key,
-    generated_id,
-    lane_key,
     position_before,
 )
 from chronos.core.message import PROBE_ID, Action, Command, Entry, Record
-from chronos.core.series import carried
 from chronos.core.shard.codec import (
-    DEAD,
-    DELIVERED,
-    EXPIRED,
-    PENDING,
     IdState,
     LaneState,
     QueueState,
     State,
     pack_entry,
-    pack_id_state,
     pack_state,
     unpack_id_state,
 )
 from chronos.core.shard.counts import MinuteCounts, next_counted
 from chronos.core.shard.fate import Fates, fates_of
 from chronos.core.shard.lanes import Lanes
-from chronos.core.shard.order import check_places, kept_from_ms
+from chronos.core.shard.order import check_places
 from chronos.core.shard.parsing import has_cron, parse
 from chronos.core.shard.progress import (
-    Decision,
     LaneCursor,
-    Outcome,
     Progress,
-    count_outcomes,
-    dated,
-    fails_alike,
-    failure_of,
 )
 from chronos.core.shard.queues import Queues, held_by
+from chronos.core.shard.record import check_record
 from chronos.core.shard.replans import ZoneWalk, carry_out, index_writes, versions
 from chronos.core.shard.rules import Rules
+from chronos.core.shard.settle import (
+    cancelled_rows,
+    entry_rows,
+    id_rows,
+    minute_changes,
+    pending_rows,
+    settle,
+)
 from chronos.core.shard.staging import stage, stage_nothing, stage_unreadable
 from chronos.core.shard.step import (
     Changes,
-    KeyValue,
     Parsed,
     Placed,
     Selection,
@@ -75,14 +67,11 @@ from chronos.core.shard.step import (
     StoreView,
     Writes,
     add_totals,
-    count_settled,
     fitting,
-    placed_ms,
     unpacked,
     with_leaving,
 )
 from chronos.core.shard.wheel import Item, Position, Wheel
-from chronos.errors import LogMismatch
 
 READ_AHEAD_MESSAGES = 5_000
 """Entries read from the store in one scan: one step's worth."""
@@ -353,65 +342,21 @@ class Shard:
     def writes(self, staged: Staged, selection: Selection, progress: Progress) -> Writes:
         """Return the part of `apply` that does not depend on the offset and time of the progress
         record."""
-        cursor = (progress.cursor_due_ms, progress.cursor_offset)
-        placed = staged.placed
-        delta: defaultdict[int, int] = defaultdict(int)
-        for due_ms in staged.removed.values():
-            delta[due_ms // MINUTE_MS] -= 1
-        for due_ms, _ in placed.values():
-            delta[due_ms // MINUTE_MS] += 1
-        left = selection.left
-        count_settled(selection.items[left:] if left else selection.items, delta)
-        decisions = {decision.offset: decision for decision in progress.decisions}
-        id_states = dict(staged.id_states)
-        decided: dict[bytes, IdState] = {}
-        rescheduled, parked = self._settle(
-            selection, decisions, progress.details, cursor, id_states, decided
-        )
-        for due_ms, _ in rescheduled.values():
-            delta[due_ms // MINUTE_MS] += 1
-        deletes = [entry_key(due_ms, source) for source, due_ms in staged.removed.items()]
-        if rescheduled and not (placed or parked or left):
-            deletes += [entry_key(decisions[source].due_ms, source) for source in rescheduled]
-            placed = rescheduled
-        elif rescheduled or parked:
-            moved = (rescheduled.keys() | parked) - {
-                source for _, source, _ in selection.items[:left]
-            }
-            deletes += [
-                entry_key(decisions[source].due_ms, source)
-                for source in moved
-                if source not in placed
-            ]
-            if parked:
-                placed = {source: place for source, place in placed.items() if source not in parked}
-            placed = placed | rescheduled
-        puts = [(entry_key(due_ms, source), data) for source, (due_ms, data) in placed.items()]
-        puts += [
-            (ID_STATE + message_id, pack_id_state(id_state))
-            for message_id, id_state in id_states.items()
-            if id_state.state == PENDING
-        ]
+        settled = settle(staged, selection, progress, self.rules.shard)
+        puts, deletes = entry_rows(staged, selection, settled)
+        puts += pending_rows(settled.id_states)
         if staged.cancels:
-            puts += self._cancelled(staged, cursor)
+            puts += cancelled_rows(staged, settled.behind_ms, self._view)
         lanes: dict[Lane, LaneState | None] = {}
-        parked_delta = 0
-        if left or parked or staged.unparked:
-            written = self.lanes.writes(staged, selection, decisions, _settled_ms(cursor))
-            puts += written.puts
-            deletes += written.deletes
-            lanes, parked_delta = written.states, written.length
-            for due_ms, _ in staged.unparked.values():
-                delta[due_ms // MINUTE_MS] -= 1
-            for due_ms, _, _ in staged.relaned.values():
-                delta[due_ms // MINUTE_MS] += 1
-            for due_ms, _, _ in selection.items[:left]:
-                delta[due_ms // MINUTE_MS] -= 1
-            for source in parked:
-                delta[decisions[source].due_ms // MINUTE_MS] += 1
+        parked = 0
+        if selection.leaving or settled.parked or staged.unparked:
+            changed = self.lanes.writes(staged, selection, settled.decisions, settled.behind_ms)
+            puts += changed.puts
+            deletes += changed.deletes
+            lanes, parked = changed.states, changed.length
         if self.state.zone_data or progress.zone_data:
             index_puts, index_deletes = index_writes(
-                staged, selection, decisions, rescheduled, self._view
+                staged, selection, settled.decisions, settled.rescheduled, self._view
             )
             puts += index_puts
             deletes += index_deletes
@@ -425,40 +370,16 @@ class Shard:
         return Writes(
             puts=puts,
             deletes=deletes,
-            delta=delta,
-            id_states=id_states,
-            decided=decided,
-            rescheduled=rescheduled,
+            delta=minute_changes(staged, selection, settled),
+            id_states=settled.id_states,
+            decided=settled.decided,
+            rescheduled=settled.rescheduled,
             lanes=lanes,
-            parked=parked_delta,
+            parked=parked,
             queues=queues,
             held=held,
             held_bytes=held_bytes,
         )
-
-    def _cancelled(self, staged: Staged, cursor: Position) -> list[KeyValue]:
-        """Return the settled entries of the messages that were cancelled: directly behind the
-        cursor, as of those that left a lane."""
-        place_ms = _settled_ms(cursor)
-        if place_ms < 0:
-            return []
-        keys = {}
-        for offset, data in staged.cancels.items():
-            if data is None and offset in staged.removed:
-                keys[offset] = entry_key(staged.removed[offset], offset)
-            elif data is None:
-                due_ms, lane = staged.unparked[offset]
-                keys[offset] = lane_key(lane, due_ms, offset)
-        stored = dict(zip(keys, self._view.get(list(keys.values())), strict=True))
-        entries = {
-            offset: stored.get(offset) if data is None else data
-            for offset, data in staged.cancels.items()
-        }
-        return [
-            (entry_key(place_ms, offset), data)
-            for offset, data in entries.items()
-            if data is not None
-        ]
 
     def apply(
         self,
@@ -481,40 +402,13 @@ class Shard:
         assert cursor >= state.cursor, "the cursor only moves forward"
         assert offset >= state.applied, "a progress record is applied twice"
         assert timestamp_ms > 0, "a settled id needs a time"
-        self._compare(staged, selection, progress, offset)
+        check_record(
+            progress, offset, staged, selection, self.rules.shard, held_forwards=state.held_forwards
+        )
         if writes is None:
             writes = self.writes(staged, selection, progress)
-        puts, deletes, id_states = (
-            writes.puts.copy(),
-            writes.deletes.copy(),
-            writes.id_states.copy(),
-        )
-        for message_id, id_state in writes.id_states.items():
-            if id_state.state != PENDING:
-                if id_state.settled_ms:
-                    # Settled before: a cancel that is noted prolongs the time for which it is kept.
-                    puts.append((ID_STATE + message_id, pack_id_state(id_state)))
-                    puts.append((expiry_key(kept_from_ms(id_state), message_id), b""))
-                    continue
-                settled = IdState(
-                    id_state.state,
-                    id_state.due_ms,
-                    id_state.offset,
-                    timestamp_ms,
-                    None,
-                    id_state.first_ms,
-                    id_state.order,
-                )
-                id_states[message_id] = settled
-                puts.append((ID_STATE + message_id, pack_id_state(settled)))
-                kept_ms = timestamp_ms if settled.order is None else kept_from_ms(settled)
-                puts.append((expiry_key(kept_ms, message_id), b""))
-        for message_id, known in dated(writes.decided, timestamp_ms).items():
-            id_states[message_id] = known
-            puts.append((ID_STATE + message_id, pack_id_state(known)))
-            if known.state != PENDING:
-                kept_ms = timestamp_ms if known.order is None else kept_from_ms(known)
-                puts.append((expiry_key(kept_ms, message_id), b""))
+        id_states, id_puts = id_rows(writes, timestamp_ms)
+        puts, deletes = writes.puts + id_puts, writes.deletes.copy()
         counts = self._counts.changed(writes.delta, puts, deletes)
         minute = timestamp_ms // MINUTE_MS
         zone_data, newest_zone_data = versions(state, progress)
@@ -571,111 +465,6 @@ class Shard:
             if due_ms <= through_ms and cursor < (due_ms, source) <= through
         ]
 
-    def _compare(
-        self, staged: Staged, selection: Selection, progress: Progress, offset: int
-    ) -> None:
-        """Raise LogMismatch, before anything is written, unless this replica finds exactly what the
-        master recorded."""
-        unselected = 0
-        if progress.decisions:
-            selected = {offset: due_ms for due_ms, offset, _ in selection.items}
-            unselected = sum(
-                [
-                    selected.get(decision.offset) != decision.due_ms
-                    for decision in progress.decisions
-                ]
-            )
-        for subject, recorded, own in (
-            ("settled messages", progress.selected, len(selection.items)),
-            (
-                "their outcomes",
-                progress.counts,
-                count_outcomes(len(selection.items), progress.decisions),
-            ),
-            ("the pull offset", progress.pull_offset, staged.pull_offset),
-            ("refused records", len(progress.refused), len(staged.letters.refused)),
-            ("queues written on", len(progress.written), len(staged.letters.written)),
-            ("records held", len(progress.held), len(staged.letters.held)),
-            (
-                "held records for other partitions",
-                progress.held_forwards,
-                self.state.held_forwards + staged.letters.held_forwards,
-            ),
-            ("ranges that cannot be read", list(progress.unreadable), staged.unreadable),
-            ("decisions about messages that were not selected", 0, unselected),
-        ):
-            if recorded != own:
-                raise LogMismatch(
-                    f"shard {self.rules.shard}: the progress record at offset {offset} records "
-                    f"{recorded} for {subject}, this replica finds {own}. Its store or its logs "
-                    "are not those of the master: remove the shard's store to rebuild it from "
-                    "the logs."
-                )
-
-    def _settle(
-        self,
-        selection: Selection,
-        decisions: Mapping[int, Decision],
-        details: Sequence[str],
-        cursor: Position,
-        id_states: dict[bytes, IdState],
-        decided: dict[bytes, IdState],
-    ) -> tuple[dict[int, Placed], set[int]]:
-        """Add the new id states of the selection to `id_states`, those with a decision to
-        `decided`, without their time.
-
-        Return the rescheduled entries, and the source offsets of the parked ones.
-        """
-        items, entries, left = selection.items, selection.entries, selection.left
-        rescheduled: dict[int, Placed] = {}
-        parked: set[int] = set()
-        for at in selection.with_id:
-            due_ms, offset, _ = items[at]
-            if not decisions or offset not in decisions:
-                entry, place_ms = entries[at], due_ms if at >= left else _settled_ms(cursor)
-                id_states[entry.id] = IdState(  # type: ignore[index]
-                    DELIVERED, place_ms, offset, 0, None, entry.timestamp_ms, entry.order
-                )
-        if not decisions:
-            return rescheduled, parked
-        shard, next_floor_ms = self.rules.shard, placed_ms(0, 0, cursor[0])
-        like: Decision | None = None
-        failure = None
-        for at in [at for at, (_, offset, _) in enumerate(items) if offset in decisions]:
-            (due_ms, offset, _), entry = items[at], entries[at]
-            decision = decisions[offset]
-            message_id = entry.id or generated_id(shard, entry.due_ms, offset)
-            # Of thousands of messages that fail in one step, nearly all fail alike.
-            if not decision.reason:
-                failure = like = None
-            elif like is None or not fails_alike(decision, like):
-                failure, like = failure_of(decision, details), decision
-            if id_states:
-                id_states.pop(message_id, None)
-            if decision.outcome is Outcome.PARKED:
-                parked.add(offset)
-                decided[message_id] = IdState(
-                    PENDING, due_ms, offset, 0, failure, entry.timestamp_ms, entry.order
-                )
-                continue
-            if decision.next_due_ms:
-                next_ms, next_entry = carried(entry, decision, message_id, shard)
-                next_ms = max(next_ms, next_floor_ms)
-                rescheduled[offset] = (next_ms, pack_entry(next_entry))
-                decided[message_id] = IdState(
-                    PENDING, next_ms, offset, 0, failure, entry.timestamp_ms, entry.order
-                )
-            else:
-                assert decision.outcome in (Outcome.EXPIRED, Outcome.DEAD), (
-                    "a plain delivery is not a decision"
-                )
-                ended = EXPIRED if decision.outcome is Outcome.EXPIRED else DEAD
-                place_ms = due_ms if at >= left else _settled_ms(cursor)
-                decided[message_id] = IdState(
-                    ended, place_ms, offset, 0, failure, entry.timestamp_ms, entry.order
-                )
-        return rescheduled, parked
-
     def install(self, changes: Changes) -> None:
         """Install a write that was made into the memory."""
         assert changes.state.cursor >= self.state.cursor, "the cursor only moves forward"
@@ -701,9 +490,3 @@ class Shard:
         through_ms, through_offset = self.wheel.through
         unknown_ms = through_ms + 1 if through_offset == OFFSET_MAX else through_ms
         return unknown_ms if held_ms is None else held_ms
-
-
-def _settled_ms(cursor: Position) -> int:
-    """Return the due time of the settled entry of a message that left a lane: behind the cursor,
-    whatever its offset."""
-    return cursor[0] - 1

@@ -143,14 +143,15 @@ class _Staging:
                 for message_id, known in parsed.known.items()
                 if not is_forgotten(known, horizon_ms)
             }
+        self.addressed: dict[bytes, IdState] = {}
+        """Generated id that an action names -> the state that the entry at its position gives it.
+        Kept apart from `known`: it does not say how a message ended that is forgotten, and a replay
+        must not take that one as delivered."""
 
     def run(self) -> Staged:
         """Execute or refuse every record, in order."""
         parsed, replayed, staged = self.parsed, self.replayed, self.staged
-        if parsed.action_ids:
-            self.known = self.known | self._look_up_generated_ids(
-                parsed.action_ids - self.known.keys()
-            )
+        self.addressed = self._look_up_generated_ids(parsed.action_ids - self.known.keys())
         known, floor_ms = self.known, self.state.cursor_due_ms + 1
         placed, id_states = staged.placed, staged.id_states
         for record, command, place in zip(
@@ -225,6 +226,8 @@ class _Staging:
     def _look_up_generated_ids(self, message_ids: frozenset[bytes]) -> dict[bytes, IdState]:
         """Return the states of generated ids without an id state, derived from the entries at the
         positions in the ids."""
+        if not message_ids:
+            return {}
         # A key is never a generated id: only an action can name one.
         generated = [
             (message_id, position)
@@ -340,7 +343,11 @@ class _Staging:
     def _id_state(self, message_id: bytes) -> IdState | None:
         """Return the state of the id that an action, or a rejected call, names, as of the records
         before it in this batch."""
-        id_state = self.staged.id_states.get(message_id) or self.known.get(message_id)
+        id_state = (
+            self.staged.id_states.get(message_id)
+            or self.known.get(message_id)
+            or self.addressed.get(message_id)
+        )
         parsed = parse_generated_id(message_id, self.rules.shards) if id_state is None else None
         if parsed is None:
             return id_state

@@ -5,14 +5,13 @@ the shard's read access to the store, and small functions on both.
 `Staged` and its `ZoneChanges`: after `Shard.stage` the master may still hold or reject records
 (`workers.step.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from chronos.core.keys import MINUTE_MS, Lane
+from chronos.core.keys import Lane
 from chronos.core.message import Command, Entry, Record
 from chronos.core.shard.codec import (
     IdState,
@@ -285,16 +284,6 @@ def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: 
 def fitting(items: Sequence[Item], messages_max: int, bytes_max: int) -> int:
     """Return how many leading items, at least one, stay within both limits."""
     return count_within([len(data) for _, _, data in items[:messages_max]], bytes_max)
-
-
-def count_settled(items: Sequence[Item], delta: dict[int, int]) -> None:
-    """Subtract selected items, which are in order of time, from the counts of their minutes."""
-    at = 0
-    while at < len(items):
-        minute = items[at][0] // MINUTE_MS
-        end = bisect_left(items, ((minute + 1) * MINUTE_MS,), lo=at)
-        delta[minute] -= end - at
-        at = end
 
 
 def add_totals(
