@@ -200,15 +200,9 @@ def following(
 
     Raises ValueError if the cron expression or its zone is not known on this machine.
     """
-    wall_ms = _wall_ms(repetition, planned_ms)
-    after_ms = planned_ms if wall_ms is None else 0
+    # Behind a wall-clock time, a later one may be an earlier moment.
+    after_ms = planned_ms if repetition.offset_s is None else 0
     return following_after(repetition, planned_ms, occurrence, after_ms, next_cron)
-
-
-def _wall_ms(repetition: Repetition, planned_ms: int) -> int | None:
-    """Return the wall-clock time of the occurrence at `planned_ms`, as `core.cron` writes it; None
-    if it is not known."""
-    return None if repetition.offset_s is None else planned_ms + repetition.offset_s * 1_000
 
 
 def following_after(
@@ -228,7 +222,9 @@ def following_after(
         if next_ms <= after_ms:
             next_ms = after_ms + interval_ms - (after_ms - planned_ms) % interval_ms
     elif kind == Repeat.CRON:
-        wall_ms = _wall_ms(repetition, planned_ms)
+        # As `core.cron` writes it.
+        offset_s = repetition.offset_s
+        wall_ms = None if offset_s is None else planned_ms + offset_s * 1_000
         cron_ms = next_cron(
             repetition.cron,
             repetition.zone,

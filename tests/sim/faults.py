@@ -142,7 +142,11 @@ FAULTS: Faults = {
         )
     ],
     "a retry or deferral is forgotten on apply": [
-        Change("if decision.next_due_ms:", "if decision.next_due_ms:\n    continue\nif 0:")
+        Change(
+            "elif decision.next_due_ms:",
+            "elif decision.next_due_ms:\n    continue\nelif 0:",
+            "settle",
+        )
     ],
     "a step is applied before its commit": [
         Change(
@@ -317,7 +321,7 @@ FAULTS: Faults = {
     ],
     "an end found under a wrong clock counts after the clock was corrected": [
         Change("return abs", "return False and abs"),
-        Change("self._puller.reached_ms = 0 ", "pass ", "_beat_if_due"),
+        Change("self._puller.reached_ms = 0 ", "pass ", "_beat_if_late"),
         Change("self._puller.reached_ms = 0 ", "pass ", "_scope"),
     ],
     "an expired message is delivered": [

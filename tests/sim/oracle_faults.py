@@ -139,26 +139,29 @@ FAULTS: Faults = {
     "a series that ended is begun again by an upsert": [
         Change("if is_broken or not self._ended_lately(id_state, command):", "if True:")
     ],
-    "new zone data move nothing": [Change("self._from is not None and", "False and", "goes_on")],
+    "new zone data move nothing": [
+        Change("self._from is not None and", "False and", "is_unfinished")
+    ],
     "older zone data move occurrences": [
-        Change("self._rules.zone_data.version > state.zone_data", "True", "goes_on")
+        Change("self._rules.zone_data.version > state.zone_data", "True", "is_unfinished")
     ],
     "an occurrence that was moved by an action moves with the zone data": [
         Change("and repetition.planned_ms == 0", "", "keeps_wall_clock"),
         Change("assert options.repetition.planned_ms == 0,", "assert True,", "planned_again"),
     ],
     "the next occurrence is the one after the same instant by any zone data": [
-        Change("None if repetition.offset_s is None else", "None if True else", "_wall_ms")
+        Change("planned_ms if repetition.offset_s is None else 0", "planned_ms", "following"),
+        Change("None if offset_s is None else", "None if True else", "following_after"),
     ],
     "new zone data pass what is due behind the first occurrences": [
-        Change("self._ahead = rest", "self._ahead = None", "ZoneWalk.step"),
-        Change("REPLANS_MAX, BYTES_MAX)", "1, BYTES_MAX)", "ZoneWalk.step"),
+        Change("self._ahead = rest", "self._ahead = None", "ZoneWalk.add_moves"),
+        Change("REPLANS_MAX, BYTES_MAX)", "1, BYTES_MAX)", "ZoneWalk.add_moves"),
     ],
     "new zone data pass what an upsert places in the same step": [
         Change(
             "for each in staged.zones.dated & staged.placed.keys()",
             "for each in ()",
-            "ZoneWalk.step",
+            "ZoneWalk.add_moves",
         )
     ],
     "new zone data leave the expiry of an occurrence where it was": [

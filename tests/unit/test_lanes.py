@@ -95,7 +95,7 @@ class Queues:
                 else self.shard.select(staged, NOW_MS, max(1, tried), bytes_max)
             )
 
-        batch = SelectionBounds(messages=self.messages, bytes=10**6, alone=alone, now_ms=NOW_MS)
+        batch = SelectionBounds(messages=self.messages, bytes=10**6, is_search=alone, now_ms=NOW_MS)
         staged = Staged(pull_offset=0, watermark_ms=0)
         if apart:
             self.selection = self.turns.select(staged, batch, select_due, lambda due: True)

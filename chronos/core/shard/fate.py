@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from chronos.core.cron import ZONE_DATA, ZoneData
-from chronos.core.message import Entry, LatePolicy, Reason, Repeat
+from chronos.core.message import Entry, LatePolicy, Reason, Repeat, Repetition
 from chronos.core.series import (
     expires_ms,
     following,
@@ -92,6 +92,8 @@ def fates_of(selection: Selection, shard: int, now_ms: int, zone_data: ZoneData)
         fate = fate_of(entry, offset, shard, now_ms, zone_data)
         if fate is not None:
             of[offset] = fate
+        if from_ms == until_ms:
+            continue  # a series is among them: the fates hold at this time only
         if repetition_of(entry) is not None:
             from_ms = until_ms = now_ms
         elif (expire_at_ms := expires_ms(entry)) is None:
@@ -107,13 +109,11 @@ def fate_of(
     entry: Entry, offset: int, shard: int, now_ms: int, zone_data: ZoneData = ZONE_DATA
 ) -> Fate | None:
     """Return the fate of one message; None if it is delivered, once."""
-    fate = (
-        None
-        if repetition_of(entry) is None
-        else _of_series(entry, offset, shard, now_ms, zone_data)
-    )
-    if isinstance(fate, Skips | Dead):
-        return fate
+    repetition, fate = repetition_of(entry), None
+    if repetition is not None:
+        fate = _of_series(entry, repetition, now_ms - shift_ms(entry, shard, offset), zone_data)
+        if entry.expire_at_ms is None or not (fate is None or isinstance(fate, Fires)):
+            return fate
     expire_at_ms = expires_ms(entry)
     if expire_at_ms is None or now_ms <= expire_at_ms:
         return fate
@@ -122,14 +122,14 @@ def fate_of(
 
 
 def _of_series(
-    entry: Entry, offset: int, shard: int, now_ms: int, zone_data: ZoneData
+    entry: Entry, repetition: Repetition, reached_ms: int, zone_data: ZoneData
 ) -> Fate | None:
     """Return the fate of an occurrence by the rhythm of its series alone; None if it is delivered
-    as the last one."""
-    repetition = repetition_of(entry)
-    assert repetition is not None, "a message without a repetition has no rhythm"
-    # The latest planned time that is over: the position of a message is later by the spread.
-    reached_ms = now_ms - shift_ms(entry, shard, offset)
+    as the last one.
+
+    `reached_ms`: the latest planned time that is over (epoch ms); the position of a message is
+    later by the spread.
+    """
     planned, occurrence = planned_ms(entry, repetition), entry.occurrence
     next_cron = zone_data.next_cron
     try:

@@ -16,8 +16,7 @@ look-ahead decides exactly as a step without one.
 
 The master owns it. The look-ahead makes no decision of its own."""  # noqa: E501
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -104,8 +103,6 @@ class LookAhead(Generic[T]):
         self._fates: _NextFates | None = None
         self._plan: _NextPlan[T] | None = None
         self._writes: _StepWrites | None = None
-        self._targets: tuple[Selection | None, Mapping[str, int]] = (None, {})
-        """The last selection passed to `targets`, and the number of its messages by target."""
 
     # --- while a step commits
 
@@ -188,12 +185,6 @@ class LookAhead(Generic[T]):
             return early.fates
         return self._shard.fates(selection, now_ms)
 
-    def targets(self, selection: Selection) -> Mapping[str, int]:
-        """Return the target topics of a selection, with the number of messages for each."""
-        if self._targets[0] is not selection:
-            self._targets = (selection, Counter([entry.target for entry in selection.entries]))
-        return self._targets[1]
-
     def plan(self, selection: Selection, fates: Fates, basis: Callable[[T], object]) -> T | None:
         """Return the plan that was made early of the selection with these fates; None if there is
         none that holds.
@@ -201,7 +192,6 @@ class LookAhead(Generic[T]):
         `basis`: returns the current basis of the plan that is passed to it.
         """
         early, self._plan = self._plan, None
-        self._targets = (None, {})
         return early.plan if early is not None and early.holds(selection, fates, basis) else None
 
     def writes(self, staged: Staged, selection: Selection) -> Writes | None:

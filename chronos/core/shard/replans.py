@@ -51,7 +51,7 @@ class ZoneWalk:
         self._ahead: bytes | None = WALL_CLOCK
         """The same after the step that is being made."""
 
-    def goes_on(self, state: State) -> bool:
+    def is_unfinished(self, state: State) -> bool:
         """Return whether there are occurrences to look at, or an end to record."""
         return (
             self._from is not None
@@ -59,7 +59,7 @@ class ZoneWalk:
             and self._rules.zone_data.version > state.zone_data
         )
 
-    def step(self, staged: Staged, state: State) -> None:
+    def add_moves(self, staged: Staged, state: State) -> None:
         """Add the next occurrences that move to the changes of a step, or its end: those of at most
         REPLANS_MAX positions."""
         start = self._from
@@ -101,9 +101,9 @@ class ZoneWalk:
             staged.zones.version = self._rules.zone_data.version
         carry_out(staged, replans, state, self._view, self._rules.shard)
 
-    def stepped(self) -> None:
-        """Go on behind the occurrences of the last step: it is committed, or had nothing to
-        record."""
+    def took_moves(self) -> None:
+        """Go on behind the occurrences that `add_moves` looked at: its step is committed, or had
+        nothing to record."""
         self._from = self._ahead
 
     def _replan(self, position: Position, entry: Entry) -> list[Replan]:

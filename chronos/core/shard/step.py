@@ -5,7 +5,8 @@ the shard's read access to the store, and small functions on both.
 `Staged` and its `ZoneChanges`: after `Shard.stage` the master may still hold or reject records
 (`workers.step.held`) and move occurrences (`replans`). `placed_ms` keeps its part of law 4."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 import msgspec
@@ -172,6 +173,8 @@ class Selection(Struct, frozen=True, kw_only=True):
     failed before."""
     with_terms: list[int]
     """Indices of the entries with an expiry or with options: only these can have a fate."""
+    targets: Mapping[str, int]
+    """Target -> number of messages for it."""
     cursor: Position
     complete: bool
     """True if everything that is due was selected, and everything in the open lanes."""
@@ -231,7 +234,13 @@ class Changes(Struct, frozen=True, kw_only=True):
 def nothing_selected(cursor: Position, *, complete: bool) -> Selection:
     """Return a selection without messages."""
     return Selection(
-        items=[], entries=[], with_id=[], with_terms=[], cursor=cursor, complete=complete
+        items=[],
+        entries=[],
+        with_id=[],
+        with_terms=[],
+        targets={},
+        cursor=cursor,
+        complete=complete,
     )
 
 
@@ -252,6 +261,7 @@ def selection_of(
         entries=entries,
         with_id=[at for at, entry in enumerate(entries) if entry.id is not None],
         with_terms=_with_terms(entries),
+        targets=_targets(entries),
         cursor=cursor,
         complete=complete,
     )
@@ -265,6 +275,10 @@ def _with_terms(entries: Sequence[Entry]) -> list[int]:
     ]
 
 
+def _targets(entries: Sequence[Entry]) -> Mapping[str, int]:
+    return Counter([entry.target for entry in entries])
+
+
 def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: bool) -> Selection:
     """Return the selection with the messages that leave these lanes in front."""
     items = [item for lane in leaving for item in lane.items]
@@ -275,6 +289,7 @@ def with_leaving(selection: Selection, leaving: Sequence[Leaving], *, complete: 
         entries=entries + selection.entries,
         with_id=[*range(len(items)), *(len(items) + at for at in selection.with_id)],
         with_terms=_with_terms(entries) + [len(items) + at for at in selection.with_terms],
+        targets=_targets(entries + selection.entries),
         cursor=selection.cursor,
         complete=complete,
         leaving=tuple(leaving),

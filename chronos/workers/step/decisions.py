@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.keys import LIMITED, Lane, murmur2
-from chronos.core.message import TARGET_KEY, Entry, Reason, Repeat, receipt
+from chronos.core.message import TARGET_KEY, Entry, Reason, receipt
 from chronos.core.series import repetition_of
 from chronos.core.shard.fate import Dead, Fate, Skips
 from chronos.core.shard.progress import Outcome
@@ -171,12 +171,13 @@ def decide(
 ) -> Deliver | DeadLetter | Keep:
     """Return the outcome of a message."""
     entry, now_ms, info = message.entry, terms.now_ms, target.described.info
-    fate = message.fate
-    if isinstance(fate, Skips):
-        return Keep(Outcome.SKIPPED, 0, "", fate.next_ms, fate.occurrence, 1)
-    if isinstance(fate, Dead):
-        return DeadLetter(fate.reason, fate.detail, fate.next_ms)
-    next_ms = 0 if fate is None else fate.next_ms
+    fate, next_ms = message.fate, 0
+    if fate is not None:
+        if isinstance(fate, Skips):
+            return Keep(Outcome.SKIPPED, 0, "", fate.next_ms, fate.occurrence, 1)
+        if isinstance(fate, Dead):
+            return DeadLetter(fate.reason, fate.detail, fate.next_ms)
+        next_ms = fate.next_ms
     if target.refusal is not None:
         return DeadLetter(*target.refusal, next_ms)
     if info is None:
@@ -292,7 +293,7 @@ def offset_s(entry: Entry, made: Decided, zone_data: ZoneData) -> int | None:
     """Return the zone's offset from UTC (s) at the next time that a decision gives a series by its
     cron expression; None for any other decision."""
     repetition = repetition_of(entry)
-    if repetition is None or repetition.kind != Repeat.CRON or not made.next_ms:
+    if repetition is None or not repetition.cron or not made.next_ms:
         return None
     if made.outcome in (Outcome.RETRY, Outcome.DEFERRED):
         return None

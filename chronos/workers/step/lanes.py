@@ -229,7 +229,7 @@ class SelectionBounds(Struct, frozen=True, kw_only=True):
 
     messages: int
     bytes: int
-    alone: bool
+    is_search: bool
     """A poison record is being looked for: the selection is made of due messages, or of one
     lane."""
     now_ms: int
@@ -309,7 +309,7 @@ class LaneTurns:
         queues = sorted([DUE, *self._open])
         behind = [queue for queue in queues if queue > self._last]
         order = behind + [queue for queue in queues if queue <= self._last]
-        if bounds.alone or bounds.messages == 1:
+        if bounds.is_search or bounds.messages == 1:
             return self._select_one(order, staged, bounds, select_due)
         return self._select_all(order, staged, bounds, select_due, apart)
 
@@ -438,6 +438,8 @@ def lane_for(
 
     `has_token`: the rate of the target allows one more message.
     """
+    if has_token and not (occupied or info.closed):
+        return None
     if (entry.target, LIMITED) in occupied:
         return LIMITED
     if info is NOT_YET or (entry.target, UNCREATED) in occupied:

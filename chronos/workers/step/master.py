@@ -136,8 +136,9 @@ class Master:
             shard, partial(pusher.openings, poison_search.refusals), pusher.rates.spend
         )
         self.tenure = Tenure(clock)
-        self._caught_up = False
-        """The last step left no work, and was small."""
+        self._lingers = False
+        """The last step left no work, and was small: the next one begins `linger_ms` after its
+        commit."""
         self._wrote_on = False
         """The last step wrote held records to their destination: the next one does not."""
         self.due_ms: int | None = None
@@ -161,7 +162,9 @@ class Master:
             return Stepped(wake_ms=self._clock.now_ms())
         if (wake_ms := self._rest_until(now_ms)) is not None:
             return Stepped(wake_ms=wake_ms, is_timed=True)
-        is_heartbeat = self._beat_if_due(now_ms)
+        self._beat_if_late(now_ms)
+        # The step is then committed even if it has no work.
+        is_heartbeat = now_ms - self.tenure.committed_ms >= HEARTBEAT_MS
         # Without parked messages there are no lanes, and no broker is asked.
         has_open_lane = (
             self._limits.push and self._shard.state.parked > 0 and bool(self.lanes.look(now_ms))
@@ -170,20 +173,20 @@ class Master:
             return Stepped(wake_ms=now_ms, report=report)
         scope = self._scope(now_ms, is_heartbeat=is_heartbeat, has_open_lane=has_open_lane)
         pulled, staged = self._stage(self._pull(scope, now_ms), now_ms)
-        walks = not staged.unreadable and self._zones.goes_on(self._shard.state)
+        walks = not staged.unreadable and self._zones.is_unfinished(self._shard.state)
         if walks:
-            self._zones.step(staged, self._shard.state)
+            self._zones.add_moves(staged, self._shard.state)
         self._check_pulled(staged, now_ms)
         self._held.admit(staged.letters, now_ms)
         draft = self._draft(scope, pulled, staged, now_ms, has_open_lane=has_open_lane)
         if not (draft.has_work or is_heartbeat or staged.zones.replans or staged.zones.version):
             if walks:
-                self._zones.stepped()
+                self._zones.took_moves()
             wake_ms = now_ms if scope.is_delivery_turn or walks else self._idle(now_ms)
             return self._stepped(wake_ms, scope)
         report = self._commit(draft)
         if walks:
-            self._zones.stepped()
+            self._zones.took_moves()
         self._advance(pulled, staged, report)
         return self._stepped(self._next_call_ms(draft), scope, report if draft.has_work else None)
 
@@ -192,18 +195,17 @@ class Master:
         return Stepped(wake_ms=wake_ms, is_timed=is_timed, report=report)
 
     def _rest_until(self, now_ms: int) -> int | None:
-        """Return when to go on (epoch ms), if a quota of the brokers or the time between two
-        transactions asks for a rest; else None."""
+        """Return when to go on (epoch ms), if a quota of the brokers asks for a rest or the master
+        lingers; else None."""
         throttle = self._writer.throttle
         if throttle is not None and throttle.pause_ms:
             return now_ms + throttle.pause_ms
-        if self._caught_up and 0 <= now_ms - self.tenure.committed_ms < self._limits.linger_ms:
+        if self._lingers and 0 <= now_ms - self.tenure.committed_ms < self._limits.linger_ms:
             return self.tenure.committed_ms + self._limits.linger_ms
         return None
 
-    def _beat_if_due(self, now_ms: int) -> bool:
-        """Commit a progress record alone if one is needed before the step; return whether the step
-        is to be committed even if it has no work."""
+    def _beat_if_late(self, now_ms: int) -> None:
+        """Commit a progress record alone if one is needed before the step."""
         since_ms = now_ms - self.tenure.committed_ms
         # A clock that went back would delay the heartbeat, and with it the check that reports the
         # clock.
@@ -212,7 +214,6 @@ class Master:
             self._puller.reached_ms = 0  # by a clock that was wrong, or is now
         if not self.tenure.clock_agrees or is_late:
             self._heartbeat()
-        return now_ms - self.tenure.committed_ms >= HEARTBEAT_MS
 
     def _pull(self, scope: Scope, now_ms: int) -> Pulled:
         bytes_max = min(self._limits.bytes, self._letters.bound(now_ms))
@@ -244,10 +245,10 @@ class Master:
         """Return when to be called again after a committed step (epoch ms)."""
         state, selection = self._shard.state, draft.selection
         is_complete = (
-            selection.complete and not self._puller.waiting and not self._zones.goes_on(state)
+            selection.complete and not self._puller.waiting and not self._zones.is_unfinished(state)
         )
         is_small = draft.pulled + len(selection.items) < LINGERING_MAX
-        self._caught_up = is_complete and not state.held and is_small
+        self._lingers = is_complete and not state.held and is_small
         if not is_complete:
             self._bound_wheel()
             return draft.now_ms
@@ -287,7 +288,7 @@ class Master:
             Draft(staged=staged, selection=selection, now_ms=now_ms, until_ms=now_ms)
         )
         self._wrote_on = self._poison_search.wrote_letters = True
-        self._caught_up = False
+        self._lingers = False
         return report
 
     @property
@@ -394,8 +395,12 @@ class Master:
         def is_apart(due: Selection) -> bool:
             return due.entries[0].attempt > 1 or search.refusals.attempted(due, now_ms) is not None
 
-        alone = search.messages_max < limits.messages
-        bounds = SelectionBounds(messages=messages_max, bytes=bytes_max, alone=alone, now_ms=now_ms)
+        bounds = SelectionBounds(
+            messages=messages_max,
+            bytes=bytes_max,
+            is_search=search.messages_max < limits.messages,
+            now_ms=now_ms,
+        )
         select_due = partial(
             self._select_due, scope, staged, until_ms, now_ms, TARGETS_MAX - LANES_MAX
         )
@@ -425,7 +430,7 @@ class Master:
         count = max(1, next(tried, len(entries)))
         if set_aside:
             count = min(count, search.refusals.within_step(selection, now_ms))
-        if len(self._look_ahead.targets(selection)) > targets_max:
+        if len(selection.targets) > targets_max:
             count = min(count, within_targets(entries, targets_max))
         count = min(count, within_cron(selection))
         if count < len(entries):
@@ -465,7 +470,7 @@ class Master:
             search.refusals.committed(
                 selection, now_ms, self._limits.messages, delivered=bool(plan.due_ms)
             )
-            search.alone = search.poison = None
+            search.suspect = search.poison = None
             search.messages_max = min(self._limits.messages, search.messages_max * 2)
             self.lanes.committed(plan.spent)
         self._apply(staged, selection, progress, appended)

@@ -138,8 +138,8 @@ class PlannedTransaction(Struct, kw_only=True):
     """Due time of each delivered message, in order."""
     details: list[str] = field(default_factory=list)
     """`Progress.details` of the decisions."""
-    targets: Mapping[str, int] = field(default_factory=dict)
-    """Target -> messages selected for it."""
+    targets: Mapping[str, int]
+    """`Selection.targets`."""
     undelivered: Counter[str] = field(default_factory=Counter)
     """Target -> those of them that are not delivered."""
     refused_to: frozenset[int] = frozenset()

@@ -42,7 +42,7 @@ class PoisonSearch(Struct, kw_only=True):
 
     messages_max: int
     """Most messages that the next step selects: halved by a failure, doubled by a success."""
-    alone: Attempt | None = None
+    suspect: Attempt | None = None
     """The attempt that was alone in the last transaction that failed."""
     failures: int = 0
     """Consecutive failures of that attempt."""
@@ -82,8 +82,8 @@ class PoisonSearch(Struct, kw_only=True):
             return
         due_ms, offset, _ = selection.items[0]
         attempt = attempt_of(due_ms, offset, selection.entries[0])
-        self.failures = self.failures + 1 if self.alone == attempt else 1
-        self.alone = attempt
+        self.failures = self.failures + 1 if self.suspect == attempt else 1
+        self.suspect = attempt
         if self.failures >= POISON_FAILURES:
             log.warning(
                 "message refused by the broker",

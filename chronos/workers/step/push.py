@@ -133,19 +133,17 @@ class Pusher:
         """Return the transaction for the selected messages of a draft, or for its rejected and
         forwarded records. Raises LogUnavailable."""
         now_ms, selection = inputs.now_ms, draft.selection
-        plan = self._empty_plan(now_ms)
+        plan = self._empty_plan(selection, now_ms)
         plan.defers_dead_letters = inputs.defers_dead_letters
         if not selection.items:
             self._add_letters(plan, draft.staged.letters, inputs)
             return plan
         assert not draft.staged.letters.are_written, "letters go without messages"
-        plan.targets = look_ahead.targets(selection)
-        targets = self.targets.describe(plan.targets, now_ms)
+        targets = self.targets.describe(selection.targets, now_ms)
         certain = self.certain(targets, inputs)
         planner = _StepPlanner(self, plan, selection, draft.fates, targets, certain, inputs)
         early = look_ahead.plan(selection, draft.fates, planner.basis)
         if early is not None:
-            early.targets = plan.targets
             return early
         plan.allowed = self.rates.allowed(targets, now_ms)
         planner.add(selection)
@@ -176,11 +174,10 @@ class Pusher:
     ) -> None:
         """Compute what `plan` would return for the next selection, if the outcome of every message
         of it is certain."""
-        topics = look_ahead.targets(selection)
-        if len(topics) > TARGETS_MAX:
+        if len(selection.targets) > TARGETS_MAX:
             return  # the step will select fewer messages
-        plan = self._empty_plan(inputs.now_ms)
-        certain = self.certain(self.targets.known(topics), inputs)
+        plan = self._empty_plan(selection, inputs.now_ms)
+        certain = self.certain(self.targets.known(selection.targets), inputs)
         planner = _AheadPlanner(self, plan, selection, fates, certain, certain, inputs)
         with suppress(Uncertain):
             planner.add(selection)
@@ -203,9 +200,13 @@ class Pusher:
             )
         return None
 
-    def _empty_plan(self, now_ms: int) -> PlannedTransaction:
+    def _empty_plan(self, selection: Selection, now_ms: int) -> PlannedTransaction:
         return PlannedTransaction(
-            messages=[], decisions=[], due_ms=[], turn=self.partitions.turn(now_ms)
+            messages=[],
+            decisions=[],
+            due_ms=[],
+            targets=selection.targets,
+            turn=self.partitions.turn(now_ms),
         )
 
     def certain(self, targets: Mapping[str, Target], inputs: StepInputs) -> dict[str, Target]:
