@@ -28,6 +28,7 @@ the version, `chronos --install-completion` installs completion for your shell.
 | 4 | not found |
 | 5 | a store is damaged |
 | 6 | `audit`: no broken promise was found, but not every outcome is proved |
+| 7 | `audit`: no broken promise was found, but an objective of `--slo` is missed |
 """  # noqa: E501
 
 

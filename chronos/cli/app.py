@@ -61,7 +61,7 @@ app = typer.Typer(
       chronos tail orders --from beginning
 
     \b
-    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged, 6 an audit could not prove every outcome.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 unreachable, 4 not found, 5 a store is damaged, 6 an audit could not prove every outcome, 7 an objective of an audit is missed.
     """,  # noqa: E501
 )
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import msgspec
 import pyarrow.dataset as ds
@@ -41,7 +42,6 @@ from chronos.spark.audit.coverage import (
     frontiers,
 )
 from chronos.spark.audit.job import (
-    DAY_MS,
     Audit,
     EmptyWindow,
     FoundDeliveries,
@@ -53,6 +53,8 @@ from chronos.spark.audit.job import (
 )
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.report import html
+from chronos.spark.audit.summary import DAY_MS
+from chronos.spark.objective import parse_objective, results
 from chronos.spark.request import BackfillRequest
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
@@ -593,6 +595,43 @@ def test_only_what_is_proved_is_shown_as_clean(
         assert why in line
         assert "not everything could be judged" in html(found)
     assert result({"missing": 1, "unknown": 1}, READ_MS, READ_MS)[0] == 1
+
+
+def test_objectives_are_compared_with_the_window_and_with_each_day(
+    audited: Audit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missed one has an exit code of its own, unless a promise was broken."""
+    late = audited.overall.lateness
+    assert late.max_ms == 90_000
+    assert sum(day.lateness.count for day in audited.days) == late.count
+    whole = structs.replace(
+        audited,
+        overall=structs.replace(audited.overall, counts={"delivered": late.count}),
+        samples=[],
+        judged_ms=audited.archived_ms,
+        span=structs.replace(audited.span, to_ms=audited.archived_ms),
+    )
+
+    def result(found: Audit, *texts: str) -> tuple[int, str]:
+        objectives = results(map(parse_objective, texts), found.overall, found.days)
+        page, rows = html(found, objectives), as_json(found, objectives)["objectives"]
+        assert [row["met"] for row in rows] == [each.met for each in objectives]
+        assert all(f"Objective {text.replace('<', '&lt;')}" in page for text in texts)
+        code = 0
+        try:
+            _publish(found, Format.text, None, objectives)
+        except typer.Exit as ended:
+            code = ended.exit_code
+        return code, capsys.readouterr().out
+
+    assert result(whole, "max<90001ms", "p50<2h") == (0, ANY)
+    code, shown = result(whole, "max<90001ms", "max<90s")
+    assert code == 7
+    assert "objective max<90001ms is met: max is 90 s" in shown or "1.5 min" in shown
+    assert "objective max<90s is missed: max is 1.5 min; missed on 2030-01-01" in shown
+    assert result(audited, "max<90s")[0] == 1
+    unknown = structs.replace(whole, judged_ms=whole.span.from_ms)
+    assert (result(unknown, "max<2h")[0], result(unknown, "max<90s")[0]) == (6, 7)
 
 
 @pytest.mark.parametrize("reason", ["recreated", "deleted", "truncated"])

@@ -14,8 +14,9 @@ from confluent_kafka import Producer
 
 from chronos.spark.archive.unreadable import ReadablePart, known_ranges, parts_of, skipped
 from chronos.spark.audit.coverage import coverage
-from chronos.spark.audit.job import DAY_MS, judge
+from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.request import BackfillRequest
 from chronos.spark.tables import open_tables
 from tests.integration.flow import now_ms

@@ -295,6 +295,17 @@ def audit(
             "--report", metavar="FILE", help="Write a report with plots, as one HTML file."
         ),
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="OBJECTIVE",
+            help=(
+                "A bound on the lateness of deliveries, such as 'p99<1s' (p50, p99, p99.9 or max). "
+                "May be repeated."
+            ),
+        ),
+    ] = None,
     master: Master = AUTO_MASTER,
     conf: Conf = None,
     output: Output = Format.text,
@@ -306,13 +317,14 @@ def audit(
     hour. Without --from and --to the window is the last 24 archived hours. A message is called
     missing only where the logs prove that it was settled; the summary shows up to which time they
     do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated
-    or early, and 6 if none is, but the archive does not prove the outcome of every message of the
-    window.
+    or early; else 7 if an objective of --slo is missed; else 6 if the archive does not prove the
+    outcome of every message of the window.
 
     \b
     Examples:
       chronos audit --location /var/lib/chronos-archive
       chronos audit -l s3a://bucket/chronos --from 2030-01-31T00:00:00Z --to 2030-02-01T00:00:00Z --report audit.html
+      chronos audit -l /var/lib/chronos-archive --from -30d --slo 'p99<1s' --slo 'max<1m'
       chronos audit -l /var/lib/chronos-archive --from -2h -o json --details /tmp/audit-details
     """  # noqa: E501
     from chronos.cli.spark.audit import run
@@ -324,6 +336,7 @@ def audit(
         end=end,
         details=details,
         report=report,
+        slo=slo or [],
     )
 
 

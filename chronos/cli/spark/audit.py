@@ -3,6 +3,7 @@ tables or JSON, and as an HTML report; and the forms of `--from` and `--to`."""
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +13,7 @@ from chronos.cli.output import Format, note, number, printable, put, put_json, t
 from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
 from chronos.errors import ArchiveFailed
 from chronos.logs import set_up
+from chronos.spark.objective import Result, parse_objective, results
 
 if TYPE_CHECKING:
     from chronos.spark.audit.job import Audit
@@ -23,6 +25,12 @@ TARGETS_SHOWN = 20
 NOT_PROVED = 6
 """Exit code: no promise was broken as far as the archive proves, and it does not prove every
 outcome."""
+
+OBJECTIVE_MISSED = 7
+"""Exit code: no promise was broken, and an objective of `--slo` was missed."""
+
+DAYS_SHOWN = 10
+"""Days that missed an objective shown on the terminal."""
 
 SAMPLES_SHOWN = 10
 """Broken promises shown on the terminal."""
@@ -65,9 +73,14 @@ def run(
     end: str | None,
     details: str | None,
     report: str | None,
+    slo: list[str],
 ) -> None:
-    """Audit and show the result; exit code 1 if a promise was broken, NOT_PROVED if not every
-    outcome is proved."""
+    """Audit and show the result; exit code 1 if a promise was broken, OBJECTIVE_MISSED if an
+    objective was missed, NOT_PROVED if not every outcome is proved."""
+    try:
+        objectives = [parse_objective(each) for each in slo]
+    except ValueError as error:
+        raise typer.BadParameter(f"--slo: {error}") from None
     now_ms = time.time_ns() // 1_000_000
     from_ms, to_ms = parse_window(start, end, now_ms)
     set_up("warning", "auto")
@@ -102,34 +115,40 @@ def run(
     except KeyboardInterrupt:
         note("stopped; nothing was judged")
         raise typer.Exit(1) from None
-    _publish(found, output, report)
+    _publish(found, output, report, results(objectives, found.overall, found.days))
 
 
-def _publish(found: "Audit", output: Format, report: str | None) -> None:
+def _publish(
+    found: "Audit", output: Format, report: str | None, objectives: Sequence[Result] = ()
+) -> None:
     """Show the audit, then write its page: a page that cannot be written does not cost the
     result."""
     if output is Format.json:
-        put_json(as_json(found))
+        put_json(as_json(found, objectives))
     else:
-        _show(found)
+        _show(found, objectives)
     if report is not None:
-        _write_report(found, report)
+        _write_report(found, report, objectives)
+    if found.broken:
+        raise typer.Exit(1)
+    if not all(each.met for each in objectives):
+        raise typer.Exit(OBJECTIVE_MISSED)
     if not found.clean:
-        raise typer.Exit(1 if found.broken else NOT_PROVED)
+        raise typer.Exit(NOT_PROVED)
 
 
-def _write_report(found: "Audit", path: str) -> None:
+def _write_report(found: "Audit", path: str, objectives: Sequence[Result]) -> None:
     from chronos.spark.audit.report import html
 
     try:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(html(found))
+            file.write(html(found, objectives))
     except OSError as error:
         raise ArchiveFailed(f"the report cannot be written: {error}") from None
     note(f"the report is in {path}")
 
 
-def as_json(found: "Audit") -> dict[str, Any]:
+def as_json(found: "Audit", objectives: Sequence[Result] = ()) -> dict[str, Any]:
     """The object that `-o json` prints: times as RFC 3339, lateness in ms."""
 
     def row(each: "SummaryRow") -> dict[str, Any]:
@@ -155,6 +174,15 @@ def as_json(found: "Audit") -> dict[str, Any]:
         "judged_until": format_time(found.judged_ms),
         "clean": found.clean,
         "not_proved": found.not_proved,
+        "objectives": [
+            {
+                "objective": each.objective.text,
+                "value_ms": each.value_ms,
+                "met": each.met,
+                "missed_days": [format_time(day)[:10] for day in each.missed_days],
+            }
+            for each in objectives
+        ],
         **row(found.overall),
         "reasons": [
             {"outcome": outcome, "reason": why, "count": count}
@@ -162,6 +190,7 @@ def as_json(found: "Audit") -> dict[str, Any]:
         ],
         "targets": [row(each) for each in found.targets],
         "hours": [row(each) for each in found.hours],
+        "days": [row(each) for each in found.days],
         "worst": [row(each) for each in found.worst],
         "samples": [
             {
@@ -202,7 +231,7 @@ def _time(at_ms: int | None) -> str | None:
     return None if at_ms is None else format_time(at_ms)
 
 
-def _show(found: "Audit") -> None:
+def _show(found: "Audit", objectives: Sequence[Result] = ()) -> None:
     from rich.console import Group
     from rich.text import Text
 
@@ -274,6 +303,8 @@ def _show(found: "Audit") -> None:
         note(warning)
     if found.broken:
         put(Text("promises were broken: " + _wrong(counts), "red"))
+    for result in objectives:
+        put(Text(_objective(result), "" if result.met else "red"))
     if found.not_proved:
         put(
             Text(
@@ -300,6 +331,18 @@ def _show(found: "Audit") -> None:
                 green,
             )
         )
+
+
+def _objective(result: Result) -> str:
+    """One line about an objective; a missed one with the days that missed it."""
+    objective = result.objective
+    verdict = "met" if result.met else "missed"
+    line = f"objective {objective.text} is {verdict}: {objective.figure} is {_ms(result.value_ms)}"
+    if not result.missed_days:
+        return line
+    shown = ", ".join(format_time(day)[:10] for day in result.missed_days[:DAYS_SHOWN])
+    more = len(result.missed_days) - DAYS_SHOWN
+    return f"{line}; missed on {shown}" + (f" and {more} more days" if more > 0 else "")
 
 
 def warnings(found: "Audit") -> list[str]:

@@ -39,14 +39,13 @@ from chronos.spark.audit.outcomes import (
     stepped_over,
     with_replays,
 )
+from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.backfill.selection import has_headers, requested
 from chronos.spark.request import BackfillRequest
 from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables
-
-DAY_MS = 86_400_000
 
 TAIL_MS = 120_000
 """Time in ms before the archive's end whose messages may be pending: an idle master writes progress
@@ -101,6 +100,7 @@ class Audit(Struct, frozen=True, kw_only=True):
     reasons: list[tuple[str, str, int]]
     targets: list[summary.SummaryRow]
     hours: list[summary.SummaryRow]
+    days: list[summary.SummaryRow]
     points: list[summary.SummaryRow]
     point_ms: int
     """Width of a point in ms."""
@@ -370,6 +370,7 @@ def _summary(
         reasons=summary.reasons(cells),
         targets=summary.by_target(cells),
         hours=summary.by_hour(cells),
+        days=summary.by_day(cells),
         points=summary.over_time(cells, span),
         point_ms=summary.width_ms(span),
         worst=summary.worst(cells, span),

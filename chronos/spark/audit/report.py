@@ -13,6 +13,7 @@ from chronos.core.timefmt import format_time
 from chronos.spark.audit.job import Audit
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 from chronos.spark.audit.summary import Lateness, SummaryRow
+from chronos.spark.objective import Result
 
 WIDTH, HEIGHT = 1_040, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
@@ -271,7 +272,7 @@ MEANINGS = {
 assert set(COLOURS) == set(MEANINGS) == set(OUTCOMES)
 
 
-def html(audit: Audit) -> str:
+def html(audit: Audit, objectives: Sequence[Result] = ()) -> str:
     """The whole page."""
     verdict, kind = "promises broken", "bad"
     if not audit.broken:
@@ -291,7 +292,7 @@ def html(audit: Audit) -> str:
         f" <strong>{moment(audit.judged_ms)}</strong>; archived "
         f"{moment(audit.archived_ms) if audit.archived_ms else 'not yet'}. All times are UTC.</p>",
         "".join(f'<p class="soft">Not judged: {escape(why)}.</p>' for why in audit.not_proved),
-        _section("Outcomes", _outcomes(audit)),
+        _section("Outcomes", _outcomes(audit) + _objectives(objectives)),
         _section(
             "Lateness over time",
             _line_key() + lateness_plot(audit.points, audit.span, audit.point_ms),
@@ -300,6 +301,7 @@ def html(audit: Audit) -> str:
             "Messages by outcome over time",
             _outcome_key(audit) + outcome_plot(audit.points, audit.span, audit.point_ms),
         ),
+        _section("Day by day", _days(audit.days, objectives)),
         _section(
             "The worst minutes",
             _table(["due", *_HEADINGS], ([moment(row.at_ms), *_cells(row)] for row in audit.worst)),
@@ -350,6 +352,34 @@ def _outcomes(audit: Audit) -> str:
     )
     return (
         _table(["outcome", "messages", "share", "meaning", "why"], rows, numbers=(1, 2)) + lateness
+    )
+
+
+def _objectives(results: Sequence[Result]) -> str:
+    """One line for each objective."""
+    return "".join(
+        f"<p>Objective {escape(each.objective.text)}: "
+        f"{'met' if each.met else '<b class=bad>missed</b>'}, {each.objective.figure} is "
+        f"{duration(each.value_ms)}.</p>"
+        for each in results
+    )
+
+
+def _days(days: Sequence[SummaryRow], results: Sequence[Result]) -> str:
+    """A row for each day, with a column for each objective."""
+    met = (
+        [
+            '<b class="bad">missed</b>' if day.at_ms in each.missed_days else "met"
+            for each in results
+        ]
+        for day in days
+    )
+    return _table(
+        ["day", *_HEADINGS, *(escape(each.objective.text) for each in results)],
+        (
+            [moment(day.at_ms)[:10], *_cells(day), *columns]
+            for day, columns in zip(days, met, strict=True)
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
 
 POINTS_MAX = 1_500
 """Most points of a curve: a day by the minute."""
@@ -30,6 +31,9 @@ TARGETS_MAX = 1_000
 
 HOURS_MAX = 10_000
 """Most rows of target and hour in the summary; the details of an audit have all."""
+
+DAYS_MAX = 4_000
+"""Most days in the summary, the last ones: ten years."""
 
 WORST = 10
 """Number of worst minutes in the summary."""
@@ -188,6 +192,12 @@ def over_time(cells: DataFrame, span: Span) -> list[SummaryRow]:
         _summary_row(row)
         for row in _by_time(cells, width).orderBy("at_ms").limit(POINTS_MAX + 2).collect()
     ]
+
+
+def by_day(cells: DataFrame) -> list[SummaryRow]:
+    """Each day in UTC with deliveries due, in order; the last ones if there are too many."""
+    found = _by_time(cells, DAY_MS).orderBy(f.desc("at_ms")).limit(DAYS_MAX).collect()
+    return [_summary_row(row) for row in reversed(found)]
 
 
 def worst(cells: DataFrame, span: Span) -> list[SummaryRow]:
