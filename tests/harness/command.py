@@ -284,6 +284,7 @@ if __name__ == "__main__":
         "adapters.embedded.log",
     ):
         import_module(f"chronos.{name}")
+    import_module("chronos.admin.http.openapi").encoded()
     gc.freeze()
     if _serve(socket.socket(fileno=int(sys.argv[1]))):
         _end(_main)

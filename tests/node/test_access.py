@@ -718,7 +718,7 @@ def test_the_interface_speaks_tls(tmp_path, certificates):
         assert service.server.url.startswith("https://")
         assert service.node.describe().address.startswith("https://")
         service.context = trusting(certificates)
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         with Client(service.server.url, tls=service.context) as client:
             accepted = client.schedule("t", "v", delay="1h", id="over-tls")
             assert client.get(accepted.id).state == "pending"
@@ -744,7 +744,7 @@ def test_connections_that_never_begin_tls_give_way(tmp_path, certificates, monke
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
             if service.ask("GET", "/livez").status != 200:
                 break
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         listener = service.server._listener
         assert listener is not None
         stack.close()
@@ -757,11 +757,11 @@ def test_clients_may_need_a_certificate(tmp_path, certificates):
         tmp_path, **tls_settings(certificates), admin__tls__client_ca=certificates / "ca.pem"
     ) as service:
         service.context = trusting(certificates, certificate="node")
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         for certificate in ("", "other"):
             service.context = trusting(certificates, certificate=certificate)
             with pytest.raises(OSError, match=r"(?i)alert|reset|eof|broken|closed"):
-                service.ask("GET", "/readyz")
+                service.ask("GET", "/livez")
 
 
 def test_nodes_reach_each_other_over_tls(tmp_path, certificates):
