@@ -238,13 +238,17 @@ def run(
     cwd: Path | None = None,
     stdout: int | None = None,
     archive: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Done:
-    """Run a command to its end. `archive`: the one of the environment."""
+    """Run a command to its end. `archive`: the one of the environment. `variables`: further ones of
+    it. Raises subprocess.TimeoutExpired after `timeout_s`, and ends the command."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     if server is not None:
         environ["CHRONOS_SERVER"] = server
     if archive is not None:
         environ["CHRONOS_ARCHIVE"] = archive
+    environ |= variables or {}
     texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)
@@ -252,7 +256,7 @@ def run(
         files = [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
         forked = forks().start(texts, environ, cwd, files, ends_quickly=True)
         try:
-            code = forked.wait(TIMEOUT_S)
+            code = forked.wait(timeout_s)
         except subprocess.TimeoutExpired:
             forked.kill()
             raise

@@ -51,8 +51,9 @@ class Service:
     """One node of Chronos in a separate process. Its data is kept in `data_dir` across restarts."""
 
     forked = False
-    """Fork the process of the first start from one that has loaded Chronos, which saves most of it.
-    It has some more memory than a node, and the seed of hashes of other forked nodes."""
+    """Fork the process from one that has loaded Chronos, which saves most of a start. It has some
+    more memory than a node, and the seed of hashes of other forked nodes; one with other constants
+    is never forked."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Service:
             arguments += ["--set", f"{path}={value}"]
         with self.log_path.open("ab") as output:
             is_usual = (self._module, self._environ) == ("chronos", {})
-            if self.forked and is_usual and self._process is None:
+            if self.forked and is_usual:
                 with open(os.devnull) as nothing:
                     files = [nothing.fileno(), output.fileno(), output.fileno()]
                     self._process = forks().start(arguments, os.environ, None, files)

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -36,6 +33,7 @@ from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
+from tests.harness import command
 from tests.harness.certificates import Authority
 from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Inside
@@ -666,20 +664,13 @@ def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
         Client(url, token="a\nb")
     path = tmp_path / "token"
     path.write_text("reader\n")
-    environ = {**os.environ, "CHRONOS_SERVER": url}
-    for options, more, code in (
+    for options, variables, code in (
         ([], {}, 2),
         (["--token-file", str(path)], {}, 0),
         ([], {"CHRONOS_TOKEN": "reader"}, 0),
     ):
-        run = subprocess.run(
-            [sys.executable, "-m", "chronos", "list", *options],
-            env={**environ, **more},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert run.returncode == code, run.stderr
+        done = command.run("list", *options, server=url, variables=variables)
+        assert done.code == code, done.err
 
 
 # --- TLS

@@ -7,11 +7,9 @@ import asyncio
 import datetime
 import http.client
 import json
-import os
 import socket
 import ssl
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -562,15 +560,8 @@ def test_entries_with_certificates_need_an_authority(tmp_path, authority):
 
 def run(url: str, *options: str, **variables: str) -> tuple[int, str]:
     """Exit code and stderr of `chronos list`."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "chronos", "list", "--server", url, *options],
-        env={**environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.returncode, done.stderr
+    done = command.run("list", "--server", url, *options, variables=variables)
+    return done.code, done.err
 
 
 @pytest.mark.process
