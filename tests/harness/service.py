@@ -102,12 +102,14 @@ class Service:
         arguments = ["serve", *self.arguments]
         for path, value in self.settings.items():
             arguments += ["--set", f"{path}={value}"]
+        environ = {**os.environ, **self._environ}
         with self.log_path.open("ab") as output:
-            is_usual = (self._module, self._environ) == ("chronos", {})
-            if self.forked and is_usual:
+            if self.forked and ENVIRONMENT not in self._environ:
                 with open(os.devnull) as nothing:
                     files = [nothing.fileno(), output.fileno(), output.fileno()]
-                    self._process = forks().start(arguments, os.environ, None, files)
+                    self._process = forks().start(
+                        arguments, environ, None, files, module=self._module
+                    )
                 return
             command = [sys.executable, "-m", self._module, *arguments]
             self._process = subprocess.Popen(
@@ -115,7 +117,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environ},
+                env=environ,
             )
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:
