@@ -506,21 +506,31 @@ def repository_files() -> list[Path]:
 
 
 @cache
-def defined() -> dict[str, ast.AST]:
+def defined_in(name: str) -> dict[str, ast.AST]:
     """`core/shard/shard.py:Shard.apply` and the like: every class, function, method and named value
-    of the package."""
+    of one file of the package."""
     found: dict[str, ast.AST] = {}
-    for file in sorted((ROOT / "chronos").rglob("*.py")):
-        name = file.relative_to(ROOT / "chronos").as_posix()
-        for node in parsed(file.read_text()).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                found[f"{name}:{node.name}"] = node
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                found[f"{name}:{node.targets[0].id}"] = node
-            for inner in node.body if isinstance(node, ast.ClassDef) else ():
+    for node in parsed((ROOT / "chronos" / name).read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[f"{name}:{node.name}"] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[f"{name}:{node.targets[0].id}"] = node
+        if isinstance(node, ast.ClassDef):
+            for inner in node.body:
                 if isinstance(inner, ast.FunctionDef):
-                    found[f"{name}:{node.name}.{inner.name}"] = inner  # type: ignore[attr-defined]
+                    found[f"{name}:{node.name}.{inner.name}"] = inner
     return found
+
+
+def definition(name: str) -> ast.AST:
+    """What has this name; KeyError if nothing has."""
+    return defined_in(name.partition(":")[0])[name]
+
+
+def defined() -> Iterator[str]:
+    """What is defined in all files of the package."""
+    for file in sorted((ROOT / "chronos").rglob("*.py")):
+        yield from defined_in(file.relative_to(ROOT / "chronos").as_posix())
 
 
 @cache
@@ -645,9 +655,9 @@ def test_every_law_is_checked_in_the_service_and_in_the_simulator() -> None:
         asserts, raises = (re.findall(r"`([^`]+)`", cell) for cell in (asserting, raising))
         assert asserts or raises, f"law {number} is checked nowhere"
         for name in asserts:
-            assert any(isinstance(node, ast.Assert) for node in ast.walk(defined()[name])), name
+            assert any(isinstance(node, ast.Assert) for node in ast.walk(definition(name))), name
         for name in raises:
-            assert any(isinstance(node, ast.Raise) for node in ast.walk(defined()[name])), name
+            assert any(isinstance(node, ast.Raise) for node in ast.walk(definition(name))), name
         checked = re.findall(r"`([^`]+)`", simulated)
         assert checked, f"law {number} is not checked in the simulator"
         assert all(name in checks for name in checked), simulated
@@ -667,8 +677,8 @@ def test_every_counter_is_explained() -> None:
 def test_the_glossary_names_classes_and_functions_that_exist() -> None:
     """Names in brackets are those of the code; every term has one row."""
     text = (DOCS / "reference/glossary.md").read_text()
-    names = {name.rsplit(":", 1)[1] for name in defined()} | {
-        name.rsplit(".", 1)[1] for name in defined()
+    names = {
+        part for name in defined() for part in (name.rsplit(":", 1)[1], name.rsplit(".", 1)[1])
     }
     named = {
         name

@@ -4,6 +4,7 @@ metrics that exist, in the way that their kind asks for, and alerts with a runbo
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ FOREIGN = {
 OF_COUNTERS = {"rate", "increase"}
 
 
+@cache
 def kinds() -> dict[str, str]:
     """The kind of each metric that an expression may name."""
     listed = re.findall(r"^\| `(chronos_\w+)` \|(?: `\w+` \|)? (\w+) \|", reference(), re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from playwright.sync_api import Page, Response, expect
 
 from tests.browser.conftest import opened
 from tests.harness.service import Service
+from tests.harness.serving import serving
 
 PREFIX = "/chronos"
 
@@ -72,13 +72,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def behind(service: Service) -> Iterator[Behind]:
     """The service behind the proxy."""
-    server = proxy(service)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield Behind(f"http://127.0.0.1:{server.server_address[1]}{PREFIX}")
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(proxy(service)) as address:
+        yield Behind(address + PREFIX)
 
 
 VIEWS = ("Messages", "Timeline", "Series", "Dead letters", "Rejected", "Targets", "Cluster")

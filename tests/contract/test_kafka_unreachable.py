@@ -136,7 +136,7 @@ def test_an_outage_is_one_line_about_heartbeats(
     heartbeats = HeartbeatWriter(connection, "chronos.cluster", 200)
     failed: list[str] = []
     with capture_logs() as logs:
-        for count in range(1, 4):
+        for count in range(1, 3):
             heartbeats.write(
                 LeaveRecord(node="a", incarnation="i", generation=1),
                 lambda offset, why: failed.append(why),

@@ -4,8 +4,8 @@ the cost of a new Python.
     done = run("get", "x", server=service.url)
     assert (done.code, done.out) == (0, "...")
 
-The forked process runs `chronos.__main__` on the files that it is given. A command ends as an
-interpreter does, flushing included; a node ends the interpreter."""
+The forked process runs `chronos.__main__`, or another module, on the files that it is given. A
+command ends as an interpreter does, flushing included; a node ends the interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
@@ -113,11 +113,14 @@ class Forks:
         cwd: Path | None,
         files: Sequence[int],
         *,
+        module: str = "chronos",
         ends_quickly: bool = False,
     ) -> Forked:
         """Fork a process that runs `chronos` with these arguments. `files`: stdin, stdout and
-        stderr. `ends_quickly`: it does not free its memory at its end."""
+        stderr. `module`: another one that does. `ends_quickly`: it does not free its memory at its
+        end."""
         request = {
+            "module": module,
             "arguments": [os.fsdecode(one) for one in arguments],
             "environ": dict(environ),
             "cwd": str(cwd or Path.cwd()),
@@ -135,9 +138,9 @@ class Forks:
         return Forked(reports)
 
 
-def _serve(requests: socket.socket) -> bool:
+def _serve(requests: socket.socket) -> tuple[str, bool]:
     """Fork a monitor for each request, which forks the process of the request; return in that
-    process whether it ends quickly, and exit once there are no more requests."""
+    process its module and whether it ends quickly, and exit once there are no more requests."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Ctrl-C is for the tests, and for the processes that they started.
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -165,7 +168,7 @@ def _serve(requests: socket.socket) -> bool:
         os.environ.update(request["environ"])
         os.chdir(request["cwd"])
         sys.argv = ["chronos", *request["arguments"]]
-        return bool(request["ends_quickly"])
+        return str(request["module"]), bool(request["ends_quickly"])
 
 
 def _monitor(pid: int, streams: Sequence[int], reports: int) -> NoReturn:
@@ -238,13 +241,17 @@ def run(
     cwd: Path | None = None,
     stdout: int | None = None,
     archive: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Done:
-    """Run a command to its end. `archive`: the one of the environment."""
+    """Run a command to its end. `archive`: the one of the environment. `variables`: further ones of
+    it. Raises subprocess.TimeoutExpired after `timeout_s`, and ends the command."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONOS_")}
     if server is not None:
         environ["CHRONOS_SERVER"] = server
     if archive is not None:
         environ["CHRONOS_ARCHIVE"] = archive
+    environ |= variables or {}
     texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)
@@ -252,7 +259,7 @@ def run(
         files = [given.fileno(), out.fileno() if stdout is None else stdout, err.fileno()]
         forked = forks().start(texts, environ, cwd, files, ends_quickly=True)
         try:
-            code = forked.wait(TIMEOUT_S)
+            code = forked.wait(timeout_s)
         except subprocess.TimeoutExpired:
             forked.kill()
             raise
@@ -261,9 +268,9 @@ def run(
         return Done(code, out.read(), err.read().decode())
 
 
-def _main() -> None:
-    """As `python -m chronos`, for programs that ask for the main module too."""
-    runpy.run_module("chronos", run_name="__main__", alter_sys=True)
+def _main(module: str) -> None:
+    """As `python -m`, for programs that ask for the main module too."""
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
@@ -284,7 +291,9 @@ if __name__ == "__main__":
         "adapters.embedded.log",
     ):
         import_module(f"chronos.{name}")
+    import_module("chronos.admin.http.openapi").encoded()
     gc.freeze()
-    if _serve(socket.socket(fileno=int(sys.argv[1]))):
-        _end(_main)
-    _main()
+    name, ends_quickly = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if ends_quickly:
+        _end(partial(_main, name))
+    _main(name)

@@ -16,6 +16,7 @@ from chronos.config import load
 from chronos.core.cluster.registry.registry import Registry
 from chronos.node import Node
 from chronos.ports import Clock
+from tests.harness.waiting import wait_until
 
 START_S = 30.0
 
@@ -98,6 +99,10 @@ class Inside:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(START_S)
         self._loop.close()
+
+    def wait_ready(self) -> None:
+        """Wait until it leads its shards; before, `/readyz` answers 503."""
+        wait_until(lambda: self.ask("GET", "/readyz").status == 200)
 
     def ask(
         self,

@@ -51,8 +51,9 @@ class Service:
     """One node of Chronos in a separate process. Its data is kept in `data_dir` across restarts."""
 
     forked = False
-    """Fork the process of the first start from one that has loaded Chronos, which saves most of it.
-    It has some more memory than a node, and the seed of hashes of other forked nodes."""
+    """Fork the process from one that has loaded Chronos, which saves most of a start. It has some
+    more memory than a node, and the seed of hashes of other forked nodes; one with other constants
+    is never forked."""
 
     def __init__(
         self,
@@ -101,12 +102,14 @@ class Service:
         arguments = ["serve", *self.arguments]
         for path, value in self.settings.items():
             arguments += ["--set", f"{path}={value}"]
+        environ = {**os.environ, **self._environ}
         with self.log_path.open("ab") as output:
-            is_usual = (self._module, self._environ) == ("chronos", {})
-            if self.forked and is_usual and self._process is None:
+            if self.forked and ENVIRONMENT not in self._environ:
                 with open(os.devnull) as nothing:
                     files = [nothing.fileno(), output.fileno(), output.fileno()]
-                    self._process = forks().start(arguments, os.environ, None, files)
+                    self._process = forks().start(
+                        arguments, environ, None, files, module=self._module
+                    )
                 return
             command = [sys.executable, "-m", self._module, *arguments]
             self._process = subprocess.Popen(
@@ -114,7 +117,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environ},
+                env=environ,
             )
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> Self:

@@ -6,9 +6,6 @@ librdkafka that comes with it."""
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -29,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from chronos.core.shard.progress import Progress, unpack_progress
 from tests.harness.broker import Clients
+from tests.harness.command import run
 from tests.harness.service import Service
 from tests.harness.waiting import check_deadline
 
@@ -489,10 +487,9 @@ def examine(service: Service, **settings: object) -> tuple[int, dict[str, list[s
         **{name.replace("__", "."): value for name, value in settings.items()},
     }
     arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
-    command = [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert done.stdout, done.stderr
+    done = run("doctor", "-o", "json", *arguments, timeout_s=90)
+    assert done.out, done.err
     found: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
-    for finding in json.loads(done.stdout)["findings"]:
+    for finding in done.json["findings"]:
         found[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
-    return done.returncode, found
+    return done.code, found

@@ -7,8 +7,6 @@ restored from a peer or from the logs."""
 import json
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -26,6 +24,7 @@ from kazoo.client import KazooClient
 
 from tests.chaos.fleet import Fleet
 from tests.harness.broker import Broker
+from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.harness.waiting import check_deadline
@@ -299,16 +298,11 @@ def doctor(
     """`chronos doctor` with a node's settings: its exit code, and its findings by verdict."""
     given = {**node.settings, **(settings or {})}
     arguments = [part for path, value in given.items() for part in ("--set", f"{path}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "chronos", "doctor", "-o", "json", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    done = run("doctor", "-o", "json", *arguments, timeout_s=90)
     findings: dict[str, list[str]] = {"ok": [], "note": [], "problem": []}
-    for finding in json.loads(done.stdout)["findings"]:
+    for finding in done.json["findings"]:
         findings[finding["verdict"]].append(f"{finding['what']}: {finding['text']}")
-    return done.returncode, findings
+    return done.code, findings
 
 
 def test_the_doctor_sees_the_cluster_from_outside(

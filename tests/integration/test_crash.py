@@ -31,7 +31,14 @@ def fresh_seed() -> int:
     return seed
 
 
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start is one of a new Python: some of the kills fall into it."""
+    monkeypatch.setattr(Service, "forked", False)
+
+
 @pytest.mark.campaign
+@pytest.mark.usefixtures("anew")
 def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -40,6 +47,7 @@ def test_kills_at_random_moments_lose_and_double_nothing_on_kafka(
 
 
 @pytest.mark.campaign
+@pytest.mark.usefixtures("anew")
 def test_kills_at_random_moments_lose_and_double_nothing_on_the_embedded_log(
     tmp_path: Path,
 ) -> None:

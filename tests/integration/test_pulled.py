@@ -6,8 +6,6 @@ real broker."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.harness.broker import Broker
+from tests.harness.command import run
 from tests.harness.service import Service
 from tests.integration.foreign import Sent, Tail, Topics, alter_topic, produce, read_all, schedule
 
@@ -106,13 +105,9 @@ def test_an_open_transaction_of_a_producer_is_named_and_holds_no_delivery_back(
         metrics = service.get("/metrics")
         assert 'chronos_held_back_records{shard="0"} 2.0' in metrics
         assert 'chronos_pull_lag_records{shard="0"} 2.0' in metrics
-        status = subprocess.run(
-            [sys.executable, "-m", "chronos", "status", "--server", service.url],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert "shard 0: 2 records are held back by an open transaction" in status.stdout
+        status = run("status", server=service.url)
+        assert status.code == 0, status.err
+        assert "shard 0: 2 records are held back by an open transaction" in status.out
         assert place.arrived(2) == [b"cancelled", b"kept"]
         assert shard(service)["paused"] is None
         transaction.commit_transaction(30)

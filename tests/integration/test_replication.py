@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from chronos.core.keys import partition_of
 from tests.chaos.faults import epochs_complaints
 from tests.chaos.fleet import Fleet, Node
 from tests.harness.broker import Broker
+from tests.harness.command import run
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
 GONE_S = 60.0
@@ -94,15 +92,8 @@ def told(command: str, node: Node) -> str:
     if command == "doctor":
         for path, value in node.settings.items():
             arguments += ["--set", f"{path}={value}"]
-    run = subprocess.run(
-        [sys.executable, "-m", "chronos", command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": "250"},
-        check=False,
-    )
-    return " ".join((run.stdout + run.stderr).split())
+    done = run(command, *arguments, variables={"COLUMNS": "250"}, timeout_s=120)
+    return " ".join((done.out + done.err).split())
 
 
 def test_without_followers_in_sync_messages_are_refused_over_http_until_there_are_some(

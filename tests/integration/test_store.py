@@ -2,14 +2,13 @@
 says what to do."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from chronos.errors import StoreCorrupt
 from tests.harness.broker import Broker
+from tests.harness.command import Done, run
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, KafkaFlow, now_ms
 
@@ -90,8 +89,8 @@ def test_a_damaged_store_ends_the_node_with_a_remedy_that_works(
             spoil(table, damage)
 
         doctor = run_doctor(service)
-        assert doctor.returncode == StoreCorrupt.exit_code
-        assert "rebuilt from the logs" in doctor.stdout + doctor.stderr
+        assert doctor.code == StoreCorrupt.exit_code
+        assert "rebuilt from the logs" in doctor.out + doctor.err
 
         service.launch()
         assert service.wait_exit() == StoreCorrupt.exit_code
@@ -118,9 +117,9 @@ def spoil(table: Path, damage: str) -> None:
     table.write_bytes(data)
 
 
-def run_doctor(service: Service) -> subprocess.CompletedProcess[str]:
+def run_doctor(service: Service) -> Done:
     """`chronos doctor` with the settings of the service."""
-    command = [sys.executable, "-m", "chronos", "doctor"]
-    for path, value in service.settings.items():
-        command += ["--set", f"{path}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    settings = [
+        part for path, value in service.settings.items() for part in ("--set", f"{path}={value}")
+    ]
+    return run("doctor", *settings)

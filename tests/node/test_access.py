@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -36,6 +33,7 @@ from chronos.core.cluster.roles import Member
 from chronos.core.reach import EVERYTHING
 from chronos.errors import ConfigurationError, Retry
 from chronos.node.tls import client_tls
+from tests.harness import command
 from tests.harness.certificates import Authority
 from tests.harness.examples import EXAMPLES
 from tests.harness.inside import Inside
@@ -666,20 +664,13 @@ def test_the_clients_send_the_token(service, tmp_path, monkeypatch):
         Client(url, token="a\nb")
     path = tmp_path / "token"
     path.write_text("reader\n")
-    environ = {**os.environ, "CHRONOS_SERVER": url}
-    for options, more, code in (
+    for options, variables, code in (
         ([], {}, 2),
         (["--token-file", str(path)], {}, 0),
         ([], {"CHRONOS_TOKEN": "reader"}, 0),
     ):
-        run = subprocess.run(
-            [sys.executable, "-m", "chronos", "list", *options],
-            env={**environ, **more},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert run.returncode == code, run.stderr
+        done = command.run("list", *options, server=url, variables=variables)
+        assert done.code == code, done.err
 
 
 # --- TLS
@@ -718,7 +709,7 @@ def test_the_interface_speaks_tls(tmp_path, certificates):
         assert service.server.url.startswith("https://")
         assert service.node.describe().address.startswith("https://")
         service.context = trusting(certificates)
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         with Client(service.server.url, tls=service.context) as client:
             accepted = client.schedule("t", "v", delay="1h", id="over-tls")
             assert client.get(accepted.id).state == "pending"
@@ -744,7 +735,7 @@ def test_connections_that_never_begin_tls_give_way(tmp_path, certificates, monke
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
             if service.ask("GET", "/livez").status != 200:
                 break
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         listener = service.server._listener
         assert listener is not None
         stack.close()
@@ -757,11 +748,11 @@ def test_clients_may_need_a_certificate(tmp_path, certificates):
         tmp_path, **tls_settings(certificates), admin__tls__client_ca=certificates / "ca.pem"
     ) as service:
         service.context = trusting(certificates, certificate="node")
-        assert service.ask("GET", "/readyz").status == 200
+        assert service.ask("GET", "/livez").status == 200
         for certificate in ("", "other"):
             service.context = trusting(certificates, certificate=certificate)
             with pytest.raises(OSError, match=r"(?i)alert|reset|eof|broken|closed"):
-                service.ask("GET", "/readyz")
+                service.ask("GET", "/livez")
 
 
 def test_nodes_reach_each_other_over_tls(tmp_path, certificates):

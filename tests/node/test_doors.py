@@ -289,7 +289,7 @@ def test_idle_connections_give_way_to_new_ones(few, caplog):
             stack.enter_context(socket.create_connection(("127.0.0.1", few.port)))
             for _ in range(120)
         ]
-        assert few.ask("GET", "/readyz").status == 200
+        assert few.ask("GET", "/livez").status == 200
         assert all(closed(connection) for connection in idle[:100])
         idle[-1].sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         idle[-1].settimeout(20)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import http.server
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from chronos.admin.http.tokens import digest, parse_tokens
 from chronos.config import load
 from chronos.errors import ConfigurationError
 from tests.harness.inside import Inside
+from tests.harness.serving import serving
 from tests.harness.waiting import wait_until
 
 ISSUER = "https://login.example.org/realms/main"
@@ -94,21 +94,15 @@ class Endpoint:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/jwks"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        """Answer no more."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/jwks"
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     found = Endpoint()
-    yield found
-    found.close()
+    with serving(found.server):
+        yield found
 
 
 def jwks(folder: Path, *keys: dict[str, Any]) -> Path:

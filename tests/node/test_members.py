@@ -135,7 +135,7 @@ def test_a_node_says_that_roles_do_not_change_and_is_ready(tmp_path: Path) -> No
     """In the details of `/readyz`: the coordinator cannot store the roles, or does not answer. The
     node works."""
     with Inside(tmp_path, node__id="n1", shards=1) as service:
-        wait_until(lambda: service.ask("GET", "/readyz").status == 200)
+        service.wait_ready()
         world = World(0)
         ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
         ensemble.published = Roles(shards={0: ShardRoles(master="n1", epoch=99)})

@@ -22,6 +22,7 @@ from chronos.node import Node
 from chronos.workers.cluster.membership import Membership
 from tests.harness.inside import Inside
 from tests.harness.plans import plan_for
+from tests.harness.serving import serving
 from tests.harness.zookeeper import member
 from tests.sim.coordinator import Ensemble, SimCoordinator
 from tests.sim.world import World
@@ -82,16 +83,14 @@ def registry(answer: Callable[[str], bytes]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes register every two seconds."""
-    monkeypatch.setattr(own_registry, "REGISTER_EVERY_MS", 2_000)
+    """Nodes register every half second."""
+    monkeypatch.setattr(own_registry, "REGISTER_EVERY_MS", 500)
 
 
 @pytest.mark.usefixtures("often")
@@ -136,7 +135,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other registry is asked again after its pause, and the node leaves it in order."""
-    monkeypatch.setattr(registrations, "RETRY_MS", 1_000)
+    monkeypatch.setattr(registrations, "RETRY_MS", 300)
     asked: list[str] = []
     second = threading.Event()
 
@@ -167,5 +166,5 @@ def test_an_answer_that_is_none_is_an_error_and_the_registration_goes_on(
             await context.peers.close()
             return took_s
 
-        assert asyncio.run(register()) >= 1.0
+        assert asyncio.run(register()) >= 0.3
     assert asked == ["PUT", "PUT", "DELETE"]

@@ -4,7 +4,6 @@ configuration."""
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +27,7 @@ from chronos.errors import Stop
 from tests.harness.command import Done, run
 from tests.harness.inside import Inside
 from tests.harness.proxy import Network
+from tests.harness.serving import serving
 from tests.harness.tokens import TOKENS, limited_tokens_file
 from tests.harness.waiting import wait_until
 
@@ -306,9 +306,7 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
     token.write_text(TOKEN)
     own = f"http://127.0.0.1:{service.port}"
     words = ("registry", "config", "set", "shop", "currency", "EUR", "--token-file", str(token))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
         body = registration((7, "follower", 1), cluster="chronos", address=url, topics=None)
         register(service, "stranger", body)
         try:
@@ -316,7 +314,6 @@ def test_no_token_goes_in_clear_to_an_address_of_the_registry_that_the_user_did_
         finally:
             unregister(service, "stranger", "chronos")
             ask(service, "DELETE", "/config/shop/currency")
-            server.shutdown()
     assert seen == ["", f"Bearer {TOKEN}"]
     assert refused.code != 0
     assert (

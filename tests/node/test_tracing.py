@@ -22,6 +22,7 @@ from chronos.core.shard.progress import Decision, Outcome
 from chronos.core.shard.step import Parsed, Staged, selection_of
 from chronos.errors import ConfigurationError
 from tests.harness.service import Service
+from tests.harness.serving import serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01".encode()
@@ -230,21 +231,14 @@ class Receiver:
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.answers.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     receiver = Receiver()
-    yield receiver
-    receiver.close()
+    with serving(receiver.server):
+        yield receiver
+        receiver.answers.set()
 
 
 @pytest.mark.process

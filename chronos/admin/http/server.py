@@ -230,7 +230,7 @@ class Server:
             _add_headers if config.admin.tls.certificate is None else _add_headers_of_tls
         )
         exposition = metrics.Exposition(context, issuer)
-        description = _encode(openapi.document())
+        description = openapi.encoded()
         console = Console()
 
         async def samples(_: web.Request, sender: Sender) -> web.Response:
