@@ -27,6 +27,9 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 SHARDS = 3
 
+PAGES_LEFT = 8
+"""Pages that 10,000 deleted rows take at most (6 were measured); 30,000 take more."""
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -114,7 +117,7 @@ def test_a_filter_cancels_exactly_its_messages_and_a_second_run_finds_none(servi
 def test_a_list_after_many_cancelled_messages_is_read_in_parts_and_the_store_is_compacted(
     tmp_path,
 ):
-    """The one that is left is found, page by page until then, and at once when the store is
+    """The one that is left is found, page by page, and on few pages when the store is
     compacted."""
     with Service(tmp_path / "data", settings={"shards": 1}) as alone:
         alone.start()
@@ -132,24 +135,29 @@ def test_a_list_after_many_cancelled_messages_is_read_in_parts_and_the_store_is_
         alone.wait_until(lambda: alone.pending() == 30_001, "take in the messages", timeout_s=60)
         job = run_job(alone, "cancel", {"target": "far"})
         assert outcome(job) == ("done", 30_000, 30_000, 0, 0)
-        found: list[str] = []
-        after = None
-        while not found:
-            page = alone.get("/v1/messages?limit=1" + (f"&after={after}" if after else ""))
-            found, after = [one["id"] for one in page["messages"]], page["after"]
-        assert found == [message_id]
+        assert pages_until(alone, message_id)
         alone.wait_until(
             lambda: "store compacted" in alone.log_path.read_text(),
             "compact the store",
             timeout_s=60,
         )
+        # If it was compacted before the job ended, up to 10,000 deleted rows are left.
         alone.wait_until(
-            lambda: (
-                [one["id"] for one in alone.get("/v1/messages?limit=1")["messages"]] == [message_id]
-            ),
-            "list the message on one page",
+            lambda: pages_until(alone, message_id) <= PAGES_LEFT,
+            "list the message on few pages",
             timeout_s=60,
         )
+
+
+def pages_until(service, message_id: str) -> int:
+    """The number of pages up to the one that has the only message that is left."""
+    count, after = 0, None
+    while True:
+        page = service.get("/v1/messages?limit=1" + (f"&after={after}" if after else ""))
+        count, after = count + 1, page["after"]
+        if page["messages"]:
+            assert [one["id"] for one in page["messages"]] == [message_id]
+            return count
 
 
 def test_a_filter_reschedules_and_fires(service):
