@@ -1,4 +1,4 @@
-"""The verbs about the archive: archive (with compact, verify, forget and find), audit and
+"""The verbs about the archive: archive (with compact, verify, expire, forget and find), audit and
 backfill. All run on Spark.
 
 `app` declares them; `archive`, `erase`, `audit` and `backfill` execute them by the functions of

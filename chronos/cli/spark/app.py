@@ -97,7 +97,7 @@ archive_app = typer.Typer(
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
     when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
     The archive has one Delta table for each kind of record (docs/reference/archive.md). `chronos archive compact` merges small files,
-    `chronos archive verify` looks for lost ones, `chronos archive find` for messages, and `chronos archive forget` erases them.
+    `chronos archive verify` looks for lost ones, `chronos archive find` for messages, and `chronos archive expire` and `forget` erase them.
 
     \b
     Examples:
@@ -228,6 +228,39 @@ def verify(
     from chronos.cli.spark.archive import verify_archive
 
     verify_archive(output, SparkOptions(location=location, master=master, conf=conf or []))
+
+
+@archive_app.command()
+def expire(
+    location: Location,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            "--older-than",
+            metavar="DURATION",
+            help="Erase what was settled longer ago than this, such as 90d.",
+        ),
+    ],
+    yes: Yes = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Erase messages that were settled long ago, with their deliveries, letters and steps.
+
+    Their outcomes and times stay: an audit counts them as erased. What is pending stays, with its
+    cancels and replacements, and so does a message that is missing, duplicated or early. Files that
+    are not needed any more are removed 7 days later, by this command, `compact` or `forget`. If the
+    command is killed at any point, run it again.
+
+    \b
+    Example:
+      chronos archive expire -l /var/lib/chronos-archive --older-than 90d
+    """
+    from chronos.cli.spark.erase import expire_archive
+
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    expire_archive(output, options, older_than=older_than, yes=yes)
 
 
 @archive_app.command("forget")

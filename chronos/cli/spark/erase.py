@@ -1,12 +1,15 @@
-"""The verb `forget` of the archive, which erases the messages of some ids."""
+"""The verbs of the archive that erase messages: `expire`, what was settled long ago, and `forget`,
+those of some ids."""
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import typer
 
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
+from chronos.core.timefmt import parse_duration_ms
 from chronos.logs import set_up
 
 NOT_FOUND = 4
@@ -14,6 +17,44 @@ NOT_FOUND = 4
 
 NAMED = 10
 """Most ids that a message names."""
+
+
+def expire_archive(output: Format, options: SparkOptions, *, older_than: str, yes: bool) -> None:
+    """Erase what was settled long ago."""
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        before_ms = now_ms - parse_duration_ms(older_than)
+    except ValueError as error:
+        raise typer.BadParameter(f"--older-than: {error}") from None
+    _confirm_erasing(
+        f"erase what was settled more than {older_than} ago from {options.location}? This cannot "
+        "be undone",
+        yes=yes,
+    )
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.spark.archive.expire import expire
+    from chronos.spark.storage import ArchiveStorage
+
+    storage = ArchiveStorage(options.location)
+    try:
+        with spark_job("archive expire", options, kafka=False) as (
+            spark,
+            display,
+            _,
+        ):
+            done = expire(spark, storage, before_ms, display)
+    except KeyboardInterrupt:
+        note("stopped; run the same command again")
+        raise typer.Exit(1) from None
+    if output is Format.json:
+        put_json(done)
+        return
+    _show_removed(done.rows)
+    note(f"the outcomes and times of {number(done.erased)} deliveries stay")
 
 
 def forget_ids(
