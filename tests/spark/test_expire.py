@@ -30,9 +30,8 @@ from tests.spark.cases import (
     archive_of,
     write_archive,
 )
-from tests.spark.histories import DELAY, HOUR_MS, frame, tables
-from tests.spark.test_forget import Killed, counts, kill_at, letter
-from tests.spark.test_outcomes_histories import EVERYTHING, played, token
+from tests.spark.erasing import Killed, counts, kill_at, letter
+from tests.spark.histories import DELAY, EVERYTHING, HOUR_MS, frame, played, tables, token
 from tests.unit.histories import USER_IDS
 
 if TYPE_CHECKING:

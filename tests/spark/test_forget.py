@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from msgspec import to_builtins
@@ -22,15 +19,13 @@ from chronos.spark.archive.commits import Commits
 from chronos.spark.archive.compact import compact
 from chronos.spark.archive.forget import forget
 from chronos.spark.archive.verify import verify
-from chronos.spark.audit.coverage import coverage
-from chronos.spark.audit.job import Audit, audit, find, judge
-from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.job import Audit, audit, find
 from chronos.spark.request import BackfillRequest
-from chronos.spark.session import Step, ignore
+from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables
 from tests.spark.cases import SETTLED_MS, JudgedShard, T, archive_of, write_archive
-from tests.spark.histories import DELAY, HOUR_MS, Row, frame
+from tests.spark.erasing import Killed, counts, holders, kill_at, letter
+from tests.spark.histories import DELAY, HOUR_MS, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,30 +67,6 @@ def shard() -> JudgedShard:
     case.deliver(7, T + 3, T + 3, id=AGAIN)
     case.send(8, SETTLED_MS + HOUR_MS, id=WAITS, key=WAITS)
     return case
-
-
-def letter(table: schema.Table, offset: int, own: bytes | None, source: int, **more: Any) -> Row:
-    """A row of the rejected or dead-letter topic."""
-    headers = None if own is None else [{"name": ID, "value": own}]
-    return {
-        "topic": table.name,
-        "partition": 0,
-        "offset": offset,
-        "timestamp_ms": T,
-        "key": own,
-        "value": b"a letter",
-        "headers": headers,
-        "id": own,
-        "due_at_ms": T,
-        "source_topic": DELAY,
-        "shard": 0,
-        "source_offset": source,
-        "occurrence": 1,
-        "attempt": 1,
-        "reason": "too-large",
-        "detail": "a text",
-        **more,
-    }
 
 
 def write_letters(spark: SparkSession, storage: ArchiveStorage) -> None:
@@ -183,32 +154,6 @@ def audited(spark: SparkSession, folder: Path) -> Audit:
     """An audit of all messages."""
     storage = ArchiveStorage(str(folder))
     return audit(spark, storage, from_ms=T - HOUR_MS, to_ms=SETTLED_MS + 2 * HOUR_MS)
-
-
-def holders(folder: Path, message_id: bytes) -> list[str]:
-    """The files below the folder that hold an id: as they are, in base64 or hexadecimal, or in the
-    rows or the statistics of Parquet."""
-    forms = (message_id, base64.b64encode(message_id), message_id.hex().encode())
-    found = []
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        texts = [path.read_bytes()]
-        if path.suffix == ".parquet":
-            file = pq.ParquetFile(path)
-            texts += [
-                repr(file.read().to_pylist()).encode(),
-                repr(file.metadata.to_dict()).encode(),
-            ]
-        if any(form in text for form in forms for text in texts):
-            found.append(str(path.relative_to(folder)))
-    return found
-
-
-def counts(spark: SparkSession, folder: Path) -> dict[str, int]:
-    """The outcomes of all messages, without the summary of an audit."""
-    archive, _, _ = open_tables(spark, ArchiveStorage(str(folder)))
-    span = Span(from_ms=0, to_ms=T + 3_650 * 24 * HOUR_MS)
-    rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes
-    return dict(Counter(row["outcome"] for row in rows.select("outcome").collect()))
 
 
 def reasons(found: Audit) -> dict[str, int]:
@@ -303,20 +248,6 @@ def test_an_unfinished_backfill_keeps_what_it_needs(spark: SparkSession, folder:
     write_run(spark, storage, state="sending")
     with pytest.raises(ArchiveFailed, match="backfill run-1 is unfinished"):
         forget(spark, storage, [MINE], ignore)
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-def kill_at(name: str) -> Any:
-    """A watch that ends the job as a step begins."""
-
-    def watch(step: Step) -> None:
-        if step.name == name:
-            raise Killed
-
-    return watch
 
 
 @pytest.mark.parametrize("step", ["forgetting deliveries", "committing"])

@@ -40,7 +40,7 @@ PENDING_NAMED = 10
 """Most pending messages that are named."""
 
 
-class Forgotten(Struct, frozen=True, kw_only=True):
+class ForgottenIds(Struct, frozen=True, kw_only=True):
     """The result of forgetting."""
 
     rows: dict[str, int]
@@ -56,7 +56,7 @@ class Forgotten(Struct, frozen=True, kw_only=True):
 
 def forget(
     spark: SparkSession, storage: ArchiveStorage, ids: Collection[bytes], watch: Watch
-) -> Forgotten:
+) -> ForgottenIds:
     """Forget these ids, with their replays. ArchiveFailed if there is no archive, or a backfill is
     unfinished."""
     with erasing(spark, storage) as commits:
@@ -81,7 +81,7 @@ def forget(
         judged = _outcomes(spark, storage, tables, records, delay_topic)
         waits = [] if judged is None else _pending(judged)
         if waits:
-            return Forgotten(rows={}, erased=0, not_found=[], pending=waits)
+            return ForgottenIds(rows={}, erased=0, not_found=[], pending=waits)
         ledger.remove_ids(storage, {*ids})  # 1
         watch(Step(name="writing what stays"))
         erased = 0 if judged is None else write_erased(commits, judged, FORGET)  # 2
@@ -94,7 +94,9 @@ def forget(
         watch(Step(name="forgetting rows of the ledger"))
         commits.remove_erased_rows_sent()  # 4
         commits.vacuum(watch)
-        return Forgotten(rows=removed, erased=erased, not_found=sorted({*ids} - known), pending=[])
+        return ForgottenIds(
+            rows=removed, erased=erased, not_found=sorted({*ids} - known), pending=[]
+        )
 
 
 def _records(
