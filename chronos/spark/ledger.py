@@ -28,11 +28,12 @@ direct run sends at least once: after a kill its last messages may be sent again
    direct run has no such ids: a task of an earlier attempt may still send.
 """  # noqa: E501
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct, structs, to_builtins
 from msgspec import convert as from_builtins
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -48,7 +49,7 @@ from chronos.core.message import (
     TIME_ZONE,
 )
 from chronos.errors import ArchiveFailed
-from chronos.spark.delta import append, create, last_version, read
+from chronos.spark.delta import append, create, last_version, read, table_at
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 
@@ -207,6 +208,14 @@ ROWS = f"{SENT}/rows"
 """Folder of the table of the messages sent."""
 
 
+@contextmanager
+def locked(storage: ArchiveStorage) -> Iterator[None]:
+    """Keep backfills of the archive out, and others that change the ledger; ArchiveInUse if one
+    runs."""
+    with ArchiveStorage(storage.path(SENT)).locked():
+        yield
+
+
 def run_folder(run: str) -> str:
     """Folder of a run, relative to the archive."""
     return f"{SENT}/run={run}"
@@ -294,6 +303,61 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
             else f.when(own, f.col("id")).otherwise(derived),
         }
     ).select(*(column.split()[0] for column in LEDGER.split(", ")))
+
+
+def check_ended(storage: ArchiveStorage) -> None:
+    """Raise ArchiveFailed if a run is unfinished: its messages, and what it sent, are needed to
+    complete it."""
+    run = unfinished(storage)
+    if run is not None:
+        raise ArchiveFailed(
+            f"backfill {run.run} is unfinished, and needs what it would erase: complete it with "
+            "`chronos backfill --resume`, or end it with --abandon"
+        )
+
+
+def remove_erased(
+    spark: SparkSession, storage: ArchiveStorage, erased: DataFrame, messages: DataFrame
+) -> None:
+    """Remove the rows of messages that are in the table `erased`, and of which `messages` has no
+    record left."""
+    version = last_version(storage, ROWS)
+    if version is None:
+        return
+    record = ["shard", "source_offset"]
+    sent = read(spark, storage, ROWS, version).select(*record).distinct()
+    records = messages.select("shard", f.col("offset").alias("source_offset"))
+    gone = sent.join(erased.select(*record), record, "left_semi").join(records, record, "left_anti")
+    if not gone.isEmpty():
+        same = [f.col(f"kept.{name}") == f.col(f"gone.{name}") for name in record]
+        table = table_at(spark, storage, ROWS).alias("kept")
+        table.merge(gone.alias("gone"), same[0] & same[1]).whenMatchedDelete().execute()
+
+
+def remove_ids(storage: ArchiveStorage, ids: Collection[bytes]) -> None:
+    """Remove ids from the requests and the samples of ended runs."""
+    texts = {each.hex() for each in ids}
+
+    def without(request: BackfillRequest) -> BackfillRequest:
+        kept = [each for each in request.ids if each not in texts]
+        if len(kept) == len(request.ids):
+            return request
+        return structs.replace(request, ids=kept, options=[])
+
+    for name in runs(storage):
+        run = load_run(storage, name)
+        if run is not None and (request := without(run.request)) is not run.request:
+            save_run(storage, structs.replace(run, request=request))
+        path = f"{run_folder(name)}/report.json"
+        found = storage.read_json(path)
+        if found is None:
+            continue
+        report = from_builtins(found, BackfillReport, strict=False)
+        samples = [each for each in report.samples if each.id not in ids]
+        request = without(report.request)
+        if request is not report.request or len(samples) < len(report.samples):
+            kept = structs.replace(report, request=request, samples=samples)
+            storage.write_json(path, to_builtins(kept))
 
 
 def record_started(storage: ArchiveStorage, run: str, attempt: int, part: int) -> bool:

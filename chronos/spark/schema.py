@@ -287,6 +287,28 @@ DECISIONS = Table(
     ),
 )
 
+ERASED = Table(
+    name="erased",
+    meaning=(
+        "Every promised delivery that `chronos archive expire` or `forget` erased: what is left of "
+        "it."
+    ),
+    time="window_ms",
+    partition=DATE,
+    columns=(
+        ("shard", IntegerType(), False, "partition of the delay topic"),
+        ("source_offset", LongType(), False, "offset in it"),
+        ("occurrence", IntegerType(), False, "occurrence of a series, from 1"),
+        ("outcome", StringType(), False, "outcome that an audit found before"),
+        ("accepted_ms", LongType(), True, "when the message was accepted"),
+        ("requested_due_ms", LongType(), True, "requested due time"),
+        ("due_ms", LongType(), True, "due time, which lateness counts from"),
+        ("window_ms", LongType(), False, "due time by which the window of an audit selects it"),
+        ("delivered_ms", LongType(), True, "timestamp of the first record in its target"),
+        ("erased_ms", LongType(), False, "when it was erased, by the clock of that machine"),
+    ),
+)
+
 OFFSETS = Table(
     name="offsets",
     meaning=(
@@ -299,7 +321,8 @@ OFFSETS = Table(
             "table",
             StringType(),
             False,
-            "the table the batch was written to; `compact`: that command",
+            "the table the batch was written to; `compact`, `expire`, `forget`: that command; "
+            "`vacuum`: the files of what was forgotten are removed",
         ),
         ("topic", StringType(), False, "topic that was read"),
         ("partition", IntegerType(), False, "partition that was read"),
@@ -410,7 +433,16 @@ OFFSETS = Table(
 
 TABLES: Mapping[str, Table] = {
     table.name: table
-    for table in (MESSAGES, DELIVERIES, DECISIONS, PROGRESS, REJECTED, DEAD_LETTERS, OFFSETS)
+    for table in (
+        MESSAGES,
+        DELIVERIES,
+        DECISIONS,
+        PROGRESS,
+        REJECTED,
+        DEAD_LETTERS,
+        ERASED,
+        OFFSETS,
+    )
 }
 
 

@@ -35,6 +35,8 @@ class Tables(Struct, frozen=True, kw_only=True):
     decisions: DataFrame
     progress: DataFrame
     offsets: DataFrame
+    erased: DataFrame | None = None
+    """None: nothing was erased."""
     versions: Mapping[str, int] = {}
     """Version of each table, by its name."""
 
@@ -102,6 +104,7 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
         decisions=table(schema.DECISIONS),
         progress=table(schema.PROGRESS),
         offsets=table(schema.OFFSETS),
+        erased=table(schema.ERASED) if versions.get(schema.ERASED.name) else None,
         versions=versions,
     )
     return tables, found["cluster"], found["topics"]["delay"]

@@ -5,6 +5,7 @@ Each history has a shard of its own, so that one Spark job judges a hundred hist
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from chronos.spark import schema
+from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import PARSED, parse_messages, stored, unpack_decisions, unpack_steps
 from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
@@ -250,3 +252,29 @@ def tables(
             spark, schema.OFFSETS, (row for history in histories for row in history.offsets())
         ),
     )
+
+
+HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
+EPOCH_RECORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
+"""Every log begins with a step that settles nothing: the epoch record of its first master."""
+
+EVERYTHING = Span(from_ms=START_MS - 12 * HOUR_MS, to_ms=READ_MS)
+
+
+def played(seed: int, *, drained: bool) -> list[History]:
+    """`HISTORIES` shards, each with a random history."""
+    dice = random.Random(seed)
+    histories = [History(shard) for shard in range(HISTORIES)]
+    for history in histories:
+        history.master.step(EPOCH_RECORD)
+        history.master.play(random_history(dice))
+        if drained:
+            history.master.drain(START_MS + HOUR_MS)
+            # What left a lane in the last step counts as settled once the cursor is past that step.
+            history.master.drain(START_MS + 2 * HOUR_MS)
+    return histories
+
+
+def token(row: Row) -> tuple[int, int, int]:
+    """The token of a delivery."""
+    return row["shard"], row["source_offset"], row["occurrence"]

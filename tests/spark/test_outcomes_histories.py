@@ -15,34 +15,14 @@ from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.tables import Tables
-from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_history, tables
-from tests.unit.histories import START_MS, Step
+from tests.spark.histories import DELAY, EVERYTHING, History, Row, played, tables, token
+from tests.unit.histories import START_MS
 from tests.unit.model import MINUTE_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))
-EPOCH_RECORD = Step((), 0, 1, 400, (("delivered", 0),), (), behind=False, aborted=False)
-"""Every log begins with a step that settles nothing: the epoch record of its first master."""
-
-EVERYTHING = Span(from_ms=START_MS - 12 * HOUR_MS, to_ms=READ_MS)
-
-
-def played(seed: int, *, drained: bool) -> list[History]:
-    """`HISTORIES` shards, each with a random history."""
-    dice = random.Random(seed)
-    histories = [History(shard) for shard in range(HISTORIES)]
-    for history in histories:
-        history.master.step(EPOCH_RECORD)
-        history.master.play(random_history(dice))
-        if drained:
-            history.master.drain(START_MS + HOUR_MS)
-            # What left a lane in the last step counts as settled once the cursor is past that step.
-            history.master.drain(START_MS + 2 * HOUR_MS)
-    return histories
 
 
 def outcomes_of(archive: Tables, span: Span) -> list[Any]:
@@ -65,11 +45,6 @@ def tokens(rows: Sequence[Any], *outcomes: str) -> Counter[tuple[int, int, int]]
         for row in rows
         if row["outcome"] in outcomes
     )
-
-
-def token(row: Row) -> tuple[int, int, int]:
-    """The token of a delivery."""
-    return row["shard"], row["source_offset"], row["occurrence"]
 
 
 @pytest.fixture(scope="module")

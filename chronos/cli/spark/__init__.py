@@ -1,6 +1,6 @@
-"""The verbs about the archive: archive (with compact, verify and find), audit and backfill. All run
-on Spark.
+"""The verbs about the archive: archive (with compact, verify, expire, forget and find), audit and
+backfill. All run on Spark.
 
-`app` declares them; `archive`, `audit` and `backfill` execute them by the functions of
+`app` declares them; `archive`, `erase`, `audit` and `backfill` execute them by the functions of
 `chronos.spark`; `jobs` opens the Spark session and shows the progress on stderr. Results go to
 stdout."""

@@ -86,6 +86,7 @@ WantedHeaders = Annotated[
         help="Only messages with this header. May be repeated: a message must have all of them.",
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Erase without asking for confirmation.")]
 AUTO_MASTER = "auto"
 
 archive_app = typer.Typer(
@@ -96,7 +97,7 @@ archive_app = typer.Typer(
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
     when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
     The archive has one Delta table for each kind of record (docs/reference/archive.md). `chronos archive compact` merges small files,
-    `chronos archive verify` looks for lost ones, and `chronos archive find` for messages.
+    `chronos archive verify` looks for lost ones, `chronos archive find` for messages, and `chronos archive expire` and `forget` erase them.
 
     \b
     Examples:
@@ -230,6 +231,77 @@ def verify(
 
 
 @archive_app.command()
+def expire(
+    location: Location,
+    older_than: Annotated[
+        str,
+        typer.Option(
+            "--older-than",
+            metavar="DURATION",
+            help="Erase what was settled longer ago than this, such as 90d.",
+        ),
+    ],
+    yes: Yes = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Erase messages that were settled long ago, with their deliveries, letters and steps.
+
+    Their outcomes and times stay: an audit counts them as erased. What is pending stays, with its
+    cancels and replacements, and so does a message that is missing, duplicated or early. Files that
+    are not needed any more are removed 7 days later, by this command, `compact` or `forget`. If the
+    command is killed at any point, run it again.
+
+    \b
+    Example:
+      chronos archive expire -l /var/lib/chronos-archive --older-than 90d
+    """
+    from chronos.cli.spark.erase import expire_archive
+
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    expire_archive(output, options, older_than=older_than, yes=yes)
+
+
+@archive_app.command("forget")
+def forget_messages(
+    location: Location,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="An id; bytes that are not UTF-8 as base64:.... May be repeated.",
+        ),
+    ] = None,
+    ids_file: Annotated[
+        str | None,
+        typer.Option("--ids-file", metavar="FILE", help="A file with an id on each line."),
+    ] = None,
+    yes: Yes = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    output: Output = Format.text,
+) -> None:
+    """Erase the messages of some ids from all tables and files of the archive, at once.
+
+    Their deliveries, letters, replays and rows of the ledger go too; shard, offset, occurrence,
+    outcome and times stay: an audit counts them as erased. Nothing is forgotten while one of them
+    is pending. Exit code 4 if the archive holds nothing of an id; the others are forgotten. If the
+    command is killed at any point, run it again.
+
+    \b
+    Examples:
+      chronos archive forget -l /var/lib/chronos-archive --id order-17 --id order-18
+      chronos archive forget -l s3a://bucket/chronos --ids-file ids.txt --yes
+    """
+    from chronos.cli.spark.erase import forget_ids
+
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    forget_ids(output, options, ids=ids or [], ids_file=ids_file, yes=yes)
+
+
+@archive_app.command()
 def find(
     location: Location,
     ids: Annotated[
@@ -313,7 +385,7 @@ def audit(
     """Prove from the archive the outcome of every message that was due in a window.
 
     Each message is delivered, missing, duplicated, early, cancelled, replaced, expired,
-    dead-lettered, rejected, pending or unknown. The lateness of deliveries is shown per target and
+    dead-lettered, rejected, pending, unknown or erased. The lateness of deliveries is shown per target and
     hour. Without --from and --to the window is the last 24 archived hours. A message is called
     missing only where the logs prove that it was settled; the summary shows up to which time they
     do. The audit reads the archive only, no broker. Exit code 1 if a message is missing, duplicated

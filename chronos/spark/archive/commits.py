@@ -7,7 +7,7 @@ which are written last.
 A reader takes the newest rows of `offsets` and reads the versions they name (`tables`). Law: what a
 job wrote before it was killed, or failed, is named by no row; the next job takes these tables back
 to the versions that are named, before it writes. Law: a job that commits holds the archive's
-lock."""
+lock. Law: what was forgotten is in no file, once the next job that commits has begun (`vacuum`)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,24 @@ from uuid import uuid4
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveUnusable
-from chronos.spark import schema
+from chronos.spark import ledger, schema
 from chronos.spark.codec import stored
 from chronos.spark.delta import Commit, append, create, last_version, table_at
 from chronos.spark.runs import OffsetRow
-from chronos.spark.schema import OFFSETS, Table
+from chronos.spark.schema import ERASED, MESSAGES, OFFSETS, Table
+from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import pinned, read_table
 
 log = structlog.get_logger("chronos.archive")
+
+
+FORGET, VACUUM = "forget", "vacuum"
+"""Names in `offsets` of the commit by which messages are forgotten, and of the one after which
+their files are removed."""
 
 
 def create_tables(storage: ArchiveStorage) -> None:
@@ -44,8 +51,8 @@ class Commits:
     """The writer of one archive."""
 
     def __init__(self, spark: SparkSession, storage: ArchiveStorage, archive_id: str) -> None:
-        """Take every table back to what is archived; ArchiveUnusable if the table `offsets` was
-        lost."""
+        """Take every table back to what is archived, and complete a `forget` that was killed;
+        ArchiveUnusable if the table `offsets` was lost."""
         self._spark = spark
         self._storage = storage
         self._archive_id = archive_id
@@ -55,6 +62,10 @@ class Commits:
         for name in schema.TABLES:
             if name != OFFSETS.name:
                 self._take_back(name)
+        if self._has_forgotten():
+            with ledger.locked(storage):
+                self.remove_erased_rows_sent()
+                self.vacuum()
 
     def _take_back(self, name: str) -> None:
         last = last_version(self._storage, name)
@@ -138,3 +149,25 @@ class Commits:
         row = dict.fromkeys(name for name, *_ in OFFSETS.columns) | numbers
         row |= {"table": work, "topic": "", "read_ms": now_ms, "gap": False}
         self.commit([row], {}, run=uuid4().hex, stream=work, number=0)
+
+    def _has_forgotten(self) -> bool:
+        """Whether files that hold what was forgotten may be left."""
+        if not self.versions.get(ERASED.name):
+            return False
+        works = self.read(OFFSETS).where(f.col("table").isin(FORGET, VACUUM))
+        last = works.agg(f.max_by("table", "sequence").alias("table")).first()
+        return last is not None and last["table"] == FORGET
+
+    def remove_erased_rows_sent(self) -> None:
+        """Remove erased messages from the ledger: after their commit, so that no message that is
+        still archived could be sent twice."""
+        ledger.remove_erased(self._spark, self._storage, self.read(ERASED), self.read(MESSAGES))
+
+    def vacuum(self, watch: Watch = ignore) -> None:
+        """Remove every file that the newest versions do not have: those of what was forgotten, and
+        of jobs that were killed. A reader of an older version fails."""
+        for name in (*schema.TABLES, ledger.ROWS):
+            if last_version(self._storage, name) is not None:
+                watch(Step(name=f"removing old files of {name}"))
+                table_at(self._spark, self._storage, name).vacuum(0)
+        self.note(VACUUM)

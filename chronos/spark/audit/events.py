@@ -24,7 +24,7 @@ from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN
 PROMISED = (
     "shard int, source_offset long, occurrence int, attempt int, id binary, target string, "
     "accepted_ms long, requested_due_ms long, due_ms long, place_ms long, ended string, reason "
-    "string"
+    "string, window_ms long"
 )
 """Columns of promised deliveries: the fields of `timeline.PromisedDelivery`, with shard and id."""
 
@@ -252,15 +252,13 @@ _EVENT = (
 
 
 def follow_all(in_order: DataFrame) -> DataFrame:
-    """Rows of `events` -> `PROMISED` and `window_ms`. Partitioned by id and sorted, so that any
+    """Rows of `events` -> `PROMISED`. Partitioned by id and sorted, so that any
     number of them streams through `timeline`."""
     by_id = in_order.repartition("shard", "id").sortWithinPartitions(
         "shard", "id", "at", "kind", "seq"
     )
     known = [name for name in _EVENT if name in by_id.columns]
-    return by_id.select("shard", "id", *known).mapInArrow(
-        _follow_batches, f"{PROMISED}, window_ms long"
-    )
+    return by_id.select("shard", "id", *known).mapInArrow(_follow_batches, PROMISED)
 
 
 def _follow_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -30,6 +30,7 @@ from chronos.spark.audit.coverage import (
 )
 from chronos.spark.audit.hops import with_hops
 from chronos.spark.audit.outcomes import (
+    INNER,
     WRONG,
     Span,
     outcomes,
@@ -37,6 +38,7 @@ from chronos.spark.audit.outcomes import (
     received,
     scheduled,
     stepped_over,
+    with_erased,
     with_replays,
 )
 from chronos.spark.audit.summary import DAY_MS
@@ -235,11 +237,17 @@ def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span
         else min(span.from_ms, earliest["from_ms"])
     )
     delivered = received(tables.deliveries, delay_topic, Span(from_ms=from_ms, to_ms=span.to_ms))
-    judged = outcomes(promised, delivered, evidence, last_table)
+    judged = with_hops(
+        outcomes(promised, delivered, evidence, last_table),
+        tables.messages,
+        tables.decisions,
+        delay_topic,
+        span,
+        delay,
+        steps,
+    )
     return Judgement(
-        outcomes=with_hops(
-            judged, tables.messages, tables.decisions, delay_topic, span, delay, steps
-        ),
+        outcomes=judged if tables.erased is None else with_erased(judged, tables.erased, span),
         shards=[
             ShardCoverage(
                 shard=shard,
@@ -320,7 +328,7 @@ def audit(
         rows = with_replays(rows, ledger.sent_rows(spark, storage))
     if details is not None:
         watch(Step(name=f"writing the details to {details}"))
-        rows = _written(spark, rows, details)
+        rows = _written(spark, rows.drop(*INNER), details)
     watch(Step(name="joining promised deliveries with the targets"))
     cells = summary.cube(rows, span).persist(StorageLevel.MEMORY_AND_DISK)
     try:

@@ -8,6 +8,7 @@ A promised delivery is a message, one occurrence of a series, or a record that w
     stepped_over          the same of records that could not be read                     (decisions, offsets)
     received              the deliveries that were archived from the targets             (deliveries)
     outcomes              all joined and judged, as far as the archive proves            (`coverage`)
+    with_erased           outcomes with those that were erased                           (`erased`)
     with_replays          outcomes corrected by what backfills sent                      (`ledger`)
 
 What a message of the window with neither actions nor decisions promised follows from Spark's own
@@ -54,7 +55,7 @@ from chronos.spark.audit.timeline import (
 from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON, partition_of
 from chronos.spark.ledger import TOKEN
 from chronos.spark.runs import UNREADABLE
-from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES, Table
+from chronos.spark.schema import DECISIONS, DELIVERIES, ERASED, MESSAGES, Table
 
 OUTCOMES = (
     "delivered",
@@ -69,6 +70,7 @@ OUTCOMES = (
     "skipped",
     "pending",
     "unknown",
+    "erased",
 )
 """Every outcome, in the order it is shown. `skipped`: an occurrence of a series left out because it
 was late."""
@@ -258,7 +260,7 @@ def promised_deliveries(
         # shows.
         steps = progress
     in_order = events(ordered, decided, progress, steps)
-    followed = follow_all(in_order).where(span.holds("window_ms")).drop("window_ms")
+    followed = follow_all(in_order).where(span.holds("window_ms"))
     return _all([_plain_deliveries(plain), followed, unreadable])
 
 
@@ -405,6 +407,7 @@ def _plain_deliveries(marked: DataFrame) -> DataFrame:
         f.greatest("due_ms", "accepted_ms").alias("place_ms"),
         f.when(f.col("refused_for").isNotNull(), _refused_end()).alias("ended"),
         f.col("refused_for").alias("reason"),
+        f.col("due_ms").alias("window_ms"),
     )
 
 
@@ -438,6 +441,7 @@ def _unreadable(messages: DataFrame, refusals: DataFrame, span: Span) -> DataFra
         moment.alias("place_ms"),
         _refused_end().alias("ended"),
         f.coalesce("refused_for", "reason").alias("reason"),
+        moment.alias("window_ms"),
     )
 
 
@@ -473,6 +477,7 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
         moment.alias("place_ms"),
         _refused_end().alias("ended"),
         "reason",
+        moment.alias("window_ms"),
     )
 
 
@@ -578,7 +583,17 @@ def outcomes(
         f.when(f.col("delivered_ms").isNotNull(), f.greatest(late_ms, f.lit(0))).alias(
             "lateness_ms"
         ),
+        "window_ms",
+        (
+            f.coalesce(settled, f.lit(False))
+            | f.coalesce(f.col("ended") != "pending", f.lit(False))
+        ).alias("settled"),
     )
+
+
+INNER = ("window_ms", "settled")
+"""Columns of `outcomes` for what is erased, which no audit shows: the due time by which a window
+selects a delivery, and whether the shard had settled it."""
 
 
 def _not_after(column: str, read: str) -> Column:
@@ -689,6 +704,29 @@ def forwarded(refusals: DataFrame) -> DataFrame:
     return refusals.where(f.col("refused_for") == Reason.FORWARDED.label).select(
         "shard", "offset", "refused_ms"
     )
+
+
+def with_erased(outcomes: DataFrame, erased: DataFrame, span: Span) -> DataFrame:
+    """`outcomes` and table `erased` -> `outcomes` in which what was erased has the outcome
+    `erased`, and the one it had as its reason. Of a series that goes on, the logs still promise the
+    occurrences that were erased."""
+    here = erased.where(span.within(ERASED) & span.holds("window_ms"))
+    late_ms = f.col("delivered_ms") - f.greatest("due_ms", "accepted_ms")
+    rows = here.select(
+        *TOKEN,
+        f.lit(1).alias("attempt"),
+        "accepted_ms",
+        "requested_due_ms",
+        "due_ms",
+        f.lit("erased").alias("outcome"),
+        f.col("outcome").alias("reason"),
+        f.lit(0).cast("long").alias("deliveries"),
+        "delivered_ms",
+        f.when(late_ms.isNotNull(), f.greatest(late_ms, f.lit(0))).alias("lateness_ms"),
+        "window_ms",
+    )
+    left = outcomes.join(here.select(*TOKEN), list(TOKEN), "left_anti")
+    return left.unionByName(rows, allowMissingColumns=True)
 
 
 REPLAYED = "replayed"

@@ -240,6 +240,7 @@ COLOURS = {
     "skipped": ("#a9a18f", "#c9c1ae"),
     "pending": ("#3b6fb5", "#7aa8e6"),
     "unknown": ("#b8b2a6", "#5d6470"),
+    "erased": ("#d8d3c8", "#454b55"),
 }
 """Colour of each outcome on a light and on a dark page."""
 
@@ -267,6 +268,7 @@ MEANINGS = {
     "skipped": "an occurrence of a late series, skipped by its policy",
     "pending": "not judged yet: the logs do not prove that it is settled",
     "unknown": "cannot be judged: the archive has a gap, or does not contain the target",
+    "erased": "judged before, then expired or forgotten in the archive",
 }
 
 assert set(COLOURS) == set(MEANINGS) == set(OUTCOMES)

@@ -55,7 +55,6 @@ from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
 from chronos.spark.schema import DELIVERIES
 from chronos.spark.session import Step, running_tasks
-from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
 
 TARGETS_MAX = 1_000
@@ -172,7 +171,7 @@ class Backfill:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other backfills of this archive out; ArchiveInUse if one runs."""
-        with ArchiveStorage(self._storage.path(ledger.SENT)).locked():
+        with ledger.locked(self._storage):
             yield
 
     def unfinished(self) -> BackfillRun | None:
