@@ -33,5 +33,12 @@ class BackfillRequest(Struct, frozen=True, kw_only=True):
     compacted: bool = False
     """True to include messages for compacted targets, where a replay takes the place of a newer
     record of its key."""
+    to_topic: str | None = None
+    """Topic that all messages are sent to; None: each to its target."""
     options: list[str] = field(name="said", default_factory=list)
     """The options of the command, as given; an unfinished run is resumed by the same options."""
+
+    @property
+    def destination(self) -> str:
+        """The place whose ledger counts; empty: the targets of the messages."""
+        return self.to_topic or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -34,11 +35,22 @@ from msgspec import Struct, structs
 from chronos.adapters.kafka.connection import BATCH_BYTES
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
-from chronos.cli.spark.backfill import RunOptions, _end, _replay, other_modes
+from chronos.cli.spark.backfill import (
+    RunOptions,
+    _end,
+    _replay,
+    change_rate,
+    other_modes,
+    run_named,
+)
+from chronos.client import NotFound
+from chronos.core.timefmt import parse_time_ms
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
+from chronos.spark.audit.job import audit
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.pace import AHEAD_MS, Pace
 from chronos.spark.backfill.sending import (
     BackfillContext,
     SendingJob,
@@ -145,6 +157,7 @@ class Lost:
             cluster=self.logs.cluster,
             topic=self.logs.delay,
             to=self.logs.delay,
+            to_topic=None,
             run=run.run,
             purpose="backfill",
             mode="missing",
@@ -153,8 +166,8 @@ class Lost:
             attempt=1,
             files=files,
             done=[0] * len(files),
-            base_ms=T,
-            pace_ms=0.0,
+            pace=Pace(base_ms=T),
+            ahead_ms=None,
             opener=self.opener,
             batch_bytes=BATCH_BYTES,
         )
@@ -298,7 +311,7 @@ def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
     first = 0
     with lost.storage.open(f"{ledger.run_folder(job.run)}/_plan/{job.files[part]}") as stream:
         for batch in pq.ParquetFile(stream).iter_batches(1_000):
-            yield from records_of(batch, job, part, first, 0)
+            yield from records_of(batch, job, part, first, job.pace.due_ms)
             first += batch.num_rows
 
 
@@ -518,22 +531,208 @@ def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     assert lost.complaints() == []
 
 
-def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
-    """The next run sends the rest, and no more."""
-    lost = planned_400
-    job, run = lost.begin()
+def half_sent(lost: Lost) -> BackfillRun:
+    """A run whose first attempt has sent 150 messages, and whose producer still runs."""
+    _, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
-    files = ledger.plan_files(lost.storage, run.run)
-    dead = lost.first_attempt(run, files)
+    ledger.save_run(lost.storage, run)
+    dead = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
     ledger.record_started(lost.storage, run.run, 1, 0)
     writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
     writer.send(list(rows_of_part(lost, dead, 0))[:150])
-    report = job.abandon(run)
-    assert (report.state, report.messages) == ("abandoned", 150)
-    assert ledger.sent_rows(lost.spark, lost.storage).count() == 150
+    return run
+
+
+def cancels(lost: Lost) -> Counter[bytes]:
+    """The ids that records of the delay topic cancel, each after its message."""
+    seen, found = set(), Counter[bytes]()
+    for message in read_committed(lost.logs.broker.bootstrap, lost.logs.delay):
+        id_ = message.key()
+        assert isinstance(id_, bytes)
+        if ("chronos-action", b"cancel") in (message.headers() or []):
+            assert (id_ in seen, message.value()) == (True, None)
+            found[id_] += 1
+        seen.add(id_)
+    return found
+
+
+def test_a_cancelled_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
+    """What is in the delay topic is cancelled by id, in the partition of its message; the next run
+    sends the rest, and no more."""
+    lost = planned_400
+    run = half_sent(lost)
+    report = lost.job().cancel(run)
+    assert (report.state, report.messages, report.cancels) == ("cancelled", 150, 150)
+    rows = ledger.sent_rows(lost.spark, lost.storage).collect()
+    assert cancels(lost) == Counter(bytes(row["replay_id"]) for row in rows)
+    assert len(rows) == 150
     assert lost.job().unfinished() is None
     planned = lost.job().plan(lost.request)
     assert (planned.messages, planned.sent_before) == (250, 150)
+
+
+def test_a_cancel_that_was_killed_is_completed(planned_400: Lost) -> None:
+    """Before anything was known, nothing more is sent; after that, the cancels are written again;
+    after the end, nothing is left to do."""
+    lost = planned_400
+    run = half_sent(lost)
+    ledger.ask_to_cancel(lost.storage, run.run)
+    with pytest.raises(ArchiveFailed, match="is to be cancelled"):
+        lost.job().send(lost.job().unfinished() or run)
+    with pytest.raises(ArchiveFailed, match="is to be cancelled"):
+        _end(lost.job(), run, lost.request, Format.json, RunOptions(yes=True, resume=True))
+    lost.job().cancel(run)
+    for state, times in (("cancelling", 2), ("cancelled", 2), ("done", 3)):
+        run.state = state
+        ledger.save_run(lost.storage, run)
+        left = lost.job().unfinished()
+        assert (left is not None) == (state == "cancelling")
+        report = lost.job().cancel(run_named(lost.storage, run.run))
+        assert (report.state, report.messages, report.cancels) == ("cancelled", 150, 150)
+        assert set(cancels(lost).values()) == {times}
+    assert ledger.sent_rows(lost.spark, lost.storage).count() == 150
+
+
+def test_nothing_is_cancelled_in_a_topic_that_was_created_again(planned_400: Lost) -> None:
+    """All of the run counts as sent, because the log no longer shows what was."""
+    lost = planned_400
+    run = half_sent(lost)
+    lost.logs.delete(lost.logs.delay)
+    lost.logs.create(lost.logs.delay)
+    report = lost.job().cancel(run)
+    assert (report.state, report.messages, report.cancels) == ("cancelled", 400, 0)
+    assert cancels(lost) == Counter()
+
+
+def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that does the work, and what it returned or raised."""
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except ArchiveFailed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def with_rate(lost: Lost, rate: float) -> tuple[Backfill, BackfillRun]:
+    """A run with a rate, which has not sent anything."""
+    job, run = lost.begin()
+    run.request = structs.replace(run.request, rate=rate)
+    ledger.save_run(lost.storage, run)
+    return job, run
+
+
+def test_a_command_that_sends_ends_when_its_run_is_to_be_cancelled(planned_400: Lost) -> None:
+    """What it had sent by then is cancelled."""
+    lost = planned_400
+    job, run = with_rate(lost, 0.5)
+    thread, ended = in_background(lambda: job.send(run))
+    wait_until(lambda: lost.in_log() > 0, timeout_s=60)
+    ledger.ask_to_cancel(lost.storage, run.run)
+    thread.join(60)
+    assert "is to be cancelled" in str(ended[0])
+    report = lost.job().cancel(run_named(lost.storage, run.run))
+    assert 5 <= report.messages == report.cancels < 60
+    assert sum(cancels(lost).values()) == report.messages
+
+
+def test_a_run_takes_another_rate_while_it_sends(
+    planned_400: Lost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each message is sent at most `AHEAD_MS` before it is due; those due from the time that the
+    command names follow each other at the new rate, the others at the old one."""
+    lost = planned_400
+    job, run = with_rate(lost, 20.0)
+    thread, ended = in_background(lambda: job.send(run))
+    wait_until(lambda: lost.in_log() > 0, timeout_s=60)
+    change_rate(Format.json, lost.storage.uri, run.run, 200.0)
+    from_ms = parse_time_ms(last_json(capsys.readouterr().out)["from"])
+    thread.join(120)
+    assert (ended[0].messages, ended[0].attempts) == (400, 1)
+    assert lost.complaints() == []
+    due: list[tuple[int, int]] = []
+    for message in read_committed(lost.logs.broker.bootstrap, lost.logs.delay):
+        headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]
+        due_ms = int(headers["chronos-deliver-at"])
+        assert due_ms - message.timestamp()[1] <= AHEAD_MS
+        due.append((int(headers["x-chronos-replay"].split(b"/")[2]), due_ms))
+    times = [due_ms for _, due_ms in sorted(due)]
+    gaps = {
+        is_new: {
+            after - before
+            for before, after in itertools.pairwise(times)
+            if (before >= from_ms) == (after >= from_ms) == is_new
+        }
+        for is_new in (False, True)
+    }
+    assert gaps[False] <= {49, 50, 51}
+    assert gaps[True] <= {4, 5, 6}
+    assert gaps[True]
+
+
+def test_a_rate_is_refused_for_a_run_that_has_none_or_has_ended(planned_400: Lost) -> None:
+    """And for one that is not there, whose name is no path either."""
+    lost = planned_400
+    job, run = lost.begin()
+
+    def change(name: str = run.run, rate: float = 5.0) -> None:
+        change_rate(Format.text, lost.storage.uri, name, rate)
+
+    with pytest.raises(typer.BadParameter, match="not started with --rate"):
+        change()
+    with pytest.raises(typer.BadParameter, match="more than 0"):
+        change(rate=0.0)
+    for name in ("nothing", f"../sent/run={run.run}"):
+        with pytest.raises(NotFound, match=f"the last ones are {run.run}") as refused:
+            change(name)
+        assert refused.value.exit_code == 4
+    run.request = structs.replace(run.request, rate=200.0)
+    ledger.save_run(lost.storage, run)
+    change(rate=100_000.0)
+    job.send(run)
+    with pytest.raises(typer.Exit) as ended:
+        change()
+    assert ended.value.exit_code == 1
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_sent_to_one_topic_counts_only_there(
+    make: Callable[[int], Lost], direct: bool
+) -> None:
+    """The messages can be sent to their targets for the same purpose, and are still missing."""
+    lost = make(400)
+    repair = f"{lost.logs.cluster}.repair"
+    asked = structs.replace(lost.request, to_topic=repair, direct=direct)
+    job = lost.job()
+    planned = job.plan(asked)
+    assert planned.absent_targets == [repair]
+    assert (planned.messages, planned.no_target) == ((0, 400) if direct else (400, 0))
+    job.discard(planned)
+    lost.logs.create(repair)
+    planned = job.plan(asked)
+    assert (planned.messages, planned.absent_targets) == (400, [])
+    assert planned.targets == {lost.logs.target: 400}
+    job.send(job.begin(planned))
+    topic = repair if direct else lost.logs.delay
+    found = list(read_committed(lost.logs.broker.bootstrap, topic))
+    assert len({message.value() for message in found}) == len(found) == 400
+    if not direct:
+        assert {dict(message.headers() or [])["chronos-target-topic"] for message in found} == {
+            repair.encode()
+        }
+    for request, left in ((asked, 0), (lost.request, 400)):
+        planned = job.plan(request)
+        assert (planned.messages, planned.sent_before) == (left, 400 - left)
+        job.discard(planned)
+    rows = ledger.sent_rows(lost.spark, lost.storage, repair).collect()
+    assert {(row["destination"], row["target"]) for row in rows} == {(repair, lost.logs.target)}
+    audited = audit(lost.spark, lost.storage, from_ms=T, to_ms=T + 400 * GAP_MS)
+    assert audited.overall.counts["missing"] == 400
 
 
 class Operator(io.StringIO):

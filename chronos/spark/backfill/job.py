@@ -5,10 +5,11 @@
     finish    the ledger's rows and the report; the plan is removed
 
 The messages are selected in `selection`; a task and the reconciliation with the log are in
-`sending`. One query counts the rows of a plan, by all the columns that a report distinguishes; it
-is repeated over the whole archive if records were first due outside the window. A run can also be
-abandoned: it ends with what was sent. Through the delay topic no message is sent twice for the same
-purpose: see `ledger`."""
+`sending`, and the rate in `pace`. One query counts the rows of a plan, by all the columns that a
+report distinguishes; it is repeated over the whole archive if records were first due outside the
+window. A run can also be cancelled: nothing more is sent, and what is in the delay topic is
+cancelled by id. Through the delay topic no message is sent twice for the same purpose: see
+`ledger`."""
 
 import re
 import secrets
@@ -35,7 +36,9 @@ from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
+from chronos.spark.backfill.pace import READ_MS, Pace, ahead_ms
 from chronos.spark.backfill.sending import (
+    CANCELS_COLUMNS,
     SENT_COLUMNS,
     BackfillContext,
     Reconciliation,
@@ -43,6 +46,7 @@ from chronos.spark.backfill.sending import (
     rows_before,
     rows_of,
     send_parts,
+    write_cancels,
 )
 from chronos.spark.ledger import (
     PLANNED_COLUMNS,
@@ -139,7 +143,7 @@ EVERYTHING = Span(from_ms=0, to_ms=253_402_300_800_000)
 
 
 class Backfill:
-    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `abandon` are
+    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `cancel` are
     called under `locked`."""
 
     def __init__(
@@ -262,7 +266,7 @@ class Backfill:
     def _mark_sent(self, request: BackfillRequest, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
         too."""
-        rows = ledger.sent_rows(self._spark, self._storage)
+        rows = ledger.sent_rows(self._spark, self._storage, request.destination)
         if not ledger.runs(self._storage):
             return selection.marked(deliveries, rows, request.purpose)
         copies = selection.replays(self._tables.messages, span)
@@ -406,8 +410,8 @@ class Backfill:
         for working in ("_units", "_selected"):
             self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
         report = counted(report, cells)
-        found = self._brokers.describe(sorted(report.targets)) if report.targets else {}
-        absent = absent or sorted(name for name in report.targets if found[name] is None)
+        found = self._topics_of(report.request, sorted(report.targets))
+        absent = absent or _absent(report.request, found)
         return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
     def _records(
@@ -430,7 +434,7 @@ class Backfill:
     ) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `compacted` of the topic to send to, and
         `target_compacted`; and the targets that do not exist."""
-        there = self._brokers.describe(targets) if targets else {}
+        there = self._topics_of(request, targets)
         was = self._last_of("deliveries", "compacted")
         found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [
@@ -438,7 +442,7 @@ class Backfill:
                 name,
                 info and info.bytes_max,
                 info and info.compacted,
-                now.compacted if now else was.get(name),
+                now.compacted if now else was.get(request.to_topic or name),
             )
             for name in targets
             for info, now in [(found[name], there[name])]
@@ -446,7 +450,17 @@ class Backfill:
         topics = self._spark.createDataFrame(
             rows, "target string, bytes_max long, compacted boolean, target_compacted boolean"
         )
-        return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
+        return topics, _absent(request, found)
+
+    def _topics_of(self, request: BackfillRequest, targets: Sequence[str]) -> dict[str, Any]:
+        """For each target `TopicInfo` of the topic that its messages are delivered to; None if it
+        does not exist."""
+        if not targets:
+            return {}
+        if request.to_topic is None:
+            return dict(self._brokers.describe(targets))
+        info = self._brokers.describe([request.to_topic])[request.to_topic]
+        return dict.fromkeys(targets, info)
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
@@ -481,7 +495,7 @@ class Backfill:
     # --- send
 
     def begin(self, report: BackfillReport) -> BackfillRun:
-        """Begin the run of a plan: from here on it is unfinished until it is sent or abandoned."""
+        """Begin the run of a plan: from here on it is unfinished until it is sent or cancelled."""
         info = self._delay_topic()
         files = ledger.plan_files(self._storage, report.run)
         run = BackfillRun(
@@ -506,9 +520,10 @@ class Backfill:
             return int(pq.read_metadata(stream).num_rows)
 
     def send(self, run: BackfillRun) -> BackfillReport:
-        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts; the run stays
-        unfinished."""
+        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts, or if the run is to
+        be cancelled; it stays unfinished."""
         for left in range(ATTEMPTS_MAX - 1, -1, -1):
+            self.check_wanted(run)
             done = self._reconciliation.rows_sent(run)
             if sum(done) == run.total:
                 break
@@ -518,6 +533,7 @@ class Backfill:
                 raise
             except Exception as error:
                 # Whatever failed, the log holds what was sent.
+                self.check_wanted(run)
                 cause = _cause(error)
                 if not left:
                     raise ArchiveFailed(
@@ -534,30 +550,66 @@ class Backfill:
             break
         return self._finish(run, done, "done")
 
-    def abandon(self, run: BackfillRun) -> BackfillReport:
-        """End a run without sending the rest; if the log cannot tell what was sent, the ledger
-        counts all of it as sent."""
-        try:
-            done = self._reconciliation.rows_sent(run)
-        except ArchiveFailed as error:
-            log.warning("all of the run counts as sent", reason=str(error))
-            done = run.rows
-        return self._finish(run, done, "abandoned")
+    def check_wanted(self, run: BackfillRun) -> None:
+        """ArchiveFailed if somebody has asked to cancel the run."""
+        if ledger.is_to_be_cancelled(self._storage, run):
+            raise ArchiveFailed(
+                f"run {run.run} is to be cancelled: this command ends, and `chronos backfill "
+                f"cancel {run.run}` does the rest"
+            )
+
+    def cancel(self, run: BackfillRun) -> BackfillReport:
+        """1. end an unfinished run without sending the rest; if the log cannot tell what was sent,
+        the ledger counts all of it as sent; 2. cancel what was sent through the delay topic, by its
+        ids; 3. record the end. A killed command is completed by the next one."""
+        folder = ledger.run_folder(run.run)
+        if run.state == "sending":
+            try:
+                done = self._reconciliation.rows_sent(run)
+            except ArchiveFailed as error:
+                log.warning("all of the run counts as sent", reason=str(error))
+                done = run.rows
+            self._finish(run, done, "cancelling")
+        elif run.state == "done":
+            run.state = "cancelling"
+            ledger.save_run(self._storage, run)
+        ended = from_builtins(self._storage.read_json(f"{folder}/report.json"), BackfillReport)
+        if run.state == "cancelled":
+            return ended
+        report = structs.replace(ended, state="cancelled", cancels=self._write_cancels(run))
+        self._storage.write_json(f"{folder}/report.json", to_builtins(report))
+        run.state = "cancelled"
+        ledger.save_run(self._storage, run)
+        ledger.remove_working_files(self._storage, run.run)
+        return report
+
+    def _write_cancels(self, run: BackfillRun) -> int:
+        """Cancel the messages of a run by id; their number. Those no longer pending are refused by
+        Chronos."""
+        info = self._brokers.describe([run.topic])[run.topic]
+        if info is None or info.id != run.topic_id:
+            log.warning(
+                "nothing is cancelled: the topic was deleted or created again", topic=run.topic
+            )
+            return 0
+        self._watch(Step(name="cancelling what was sent"))
+        ids = ledger.ids_sent(self._spark, self._storage, run.run)
+        written = ids.mapInArrow(write_cancels(self._opener, run.topic), CANCELS_COLUMNS)
+        return int(written.agg(f.sum("cancels").alias("cancels")).collect()[0]["cancels"] or 0)
 
     def _attempt(self, run: BackfillRun, done: list[int]) -> None:
         request, left = run.request, run.total - sum(done)
         files = ledger.plan_files(self._storage, run.run)
-        tasks = min(len(files), self._spark.sparkContext.defaultParallelism)
-        pace_ms = 0.0
-        if request.rate is not None:
-            pace_ms = 1_000 / request.rate
-        elif request.over_ms is not None:
-            pace_ms = request.over_ms / run.total
+        rate = request.rate
+        if request.over_ms:
+            rate = run.total * 1_000 / request.over_ms
+        is_paced = request.rate is not None or (request.direct and rate is not None)
         job = SendingJob(
             location=self._storage.uri,
             cluster=self.cluster,
             topic=self.topic,
             to=run.topic,
+            to_topic=request.to_topic,
             run=run.run,
             purpose=request.purpose,
             mode=request.mode,
@@ -566,8 +618,8 @@ class Backfill:
             attempt=run.attempts[-1].number,
             files=files,
             done=done,
-            base_ms=_now_ms(),
-            pace_ms=pace_ms * (tasks if request.direct else 1),
+            pace=Pace(base_ms=_now_ms(), rates=[] if rate is None else [(0, rate)]),
+            ahead_ms=ahead_ms(direct=request.direct) if is_paced else None,
             opener=self._opener,
             batch_bytes=self._batch_bytes(run),
         )
@@ -582,7 +634,9 @@ class Backfill:
     def _batch_bytes(self, run: BackfillRun) -> int:
         """Most bytes of a batch that every topic of the run accepts."""
         topics = [run.topic]
-        if run.request.direct:
+        if run.request.direct and run.request.to_topic is not None:
+            topics = [run.request.to_topic]
+        elif run.request.direct:
             plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
         return min(
@@ -598,15 +652,21 @@ class Backfill:
     def _reporting(self, run: BackfillRun, before: int) -> Iterator[None]:
         """Report the number of messages sent while the block runs, from a thread of its own."""
         ended = threading.Event()
-        step = Step(name="sending", done=before, total=run.total, unit="messages")
+        step = Step(name=self._step_name(run), done=before, total=run.total, unit="messages")
         self._watch(step)
 
         def report() -> None:
-            done = before
+            nonlocal step
+            read_s = time.monotonic()
             while not ended.wait(POLL_S):
-                with suppress(ArchiveFailed):  # a count that cannot be read now is read next time
-                    done = max(done, self._sent(run, before))
-                self._watch(structs.replace(step, done=done))
+                with suppress(ArchiveFailed):  # what cannot be read now is read next time
+                    step = structs.replace(step, done=max(step.done, self._sent(run, before)))
+                    if time.monotonic() - read_s >= READ_MS / 1_000:
+                        step = structs.replace(step, name=self._step_name(run))
+                        if ledger.is_to_be_cancelled(self._storage, run):
+                            self._spark.sparkContext.cancelAllJobs()  # `send` says why
+                        read_s = time.monotonic()
+                self._watch(step)
 
         thread = threading.Thread(target=report, name="backfill-progress", daemon=True)
         thread.start()
@@ -617,11 +677,18 @@ class Backfill:
             thread.join(5)
         self._watch(structs.replace(step, done=run.total))
 
+    def _step_name(self, run: BackfillRun) -> str:
+        """`sending`, with the rate if the run has one."""
+        if run.request.rate is None:
+            return "sending"
+        changes = ledger.rate_changes(self._storage, run.run)
+        return f"sending {changes[-1][1] if changes else run.request.rate:g} messages per second"
+
     def _sent(self, run: BackfillRun, before: int) -> int:
-        """Messages sent so far: exact for direct runs, by ended tasks of the running stage for
-        others."""
-        if run.request.direct:
-            return sum(ledger.sent_directly(self._storage, run))
+        """Messages sent so far: exact for direct runs and those with a rate, by ended tasks of the
+        running stage for others."""
+        if run.request.direct or run.request.rate is not None:
+            return sum(ledger.rows_recorded(self._storage, run))
         ended, tasks = running_tasks(self._spark)
         return (
             before + round(ended / tasks * (run.total - before))
@@ -654,6 +721,12 @@ class Backfill:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _absent(request: BackfillRequest, found: Mapping[str, Any]) -> list[str]:
+    """The topics of `Backfill._topics_of` that do not exist."""
+    absent = {request.to_topic or name for name, info in found.items() if info is None}
+    return sorted(absent)[:TARGETS_MAX]
 
 
 def _cause(error: Exception) -> str:

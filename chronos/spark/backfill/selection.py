@@ -278,7 +278,9 @@ def replay_bytes(request: BackfillRequest, topic: str) -> Column:
         + 2 * size("id")
         + f.coalesce(headers, f.lit(0))
     )
-    return texts + 2 * len(topic) + len(request.purpose) + ADDED_BYTES_MAX
+    to_topic = "" if request.direct else request.to_topic or ""
+    names = 2 * len(topic) + 2 * len(to_topic) + len(request.purpose)
+    return texts + names + ADDED_BYTES_MAX
 
 
 def has_headers(request: BackfillRequest) -> Column:

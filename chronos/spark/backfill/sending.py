@@ -1,6 +1,6 @@
 """The sending of one part of a plan, as a Spark task: the record of each message, and its producer,
-which an adapter implements (`BackfillWriter`, `Opener`); and `Reconciliation`, which finds the rows
-that earlier attempts have sent.
+which an adapter implements (`BackfillWriter`, `Opener`); the cancels of what was sent; and
+`Reconciliation`, which finds the rows that earlier attempts have sent.
 
 Planning and the sequence of attempts are in `job`. Law: the delivered record equals the original in
 key, payload and the producer's own headers, byte for byte; added are the headers of `ledger.OWN`
@@ -41,9 +41,9 @@ from chronos.errors import ArchiveFailed, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.unreadable import Ranges, known_ranges, parts_around, records_around
 from chronos.spark.audit.coverage import archived_through
+from chronos.spark.backfill.pace import Pace, SendingTurn
 from chronos.spark.codec import header_text, raw
 from chronos.spark.ledger import (
-    ID_PREFIX,
     KEPT,
     OWN,
     REPLAY_ID,
@@ -52,6 +52,7 @@ from chronos.spark.ledger import (
     SERIES,
     Attempt,
     BackfillRun,
+    id_prefix,
 )
 from chronos.spark.runs import UNREADABLE, ArchiveBrokers
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
@@ -69,6 +70,9 @@ may be larger."""
 
 SENT_COLUMNS = "part int, rows long"
 """Columns that a task returns: a part and the rows it sent of it."""
+
+CANCELS_COLUMNS = "cancels long"
+"""Column that a task returns: the number of the cancels it wrote."""
 
 Headers = list[tuple[str, bytes | None]]
 BulkRecord = tuple[str, bytes | None, bytes | None, Headers]
@@ -104,6 +108,8 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     """The archived delay topic, which the ids of replays contain."""
     to: str
     """The delay topic that replays are sent to; another one after the loss of the first."""
+    to_topic: str | None
+    """The topic that all messages are delivered to; None: each to its target."""
     run: str
     purpose: str
     mode: str
@@ -115,10 +121,11 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     """Files of the plan, by part."""
     done: list[int]
     """Rows of each part that earlier attempts sent."""
-    base_ms: int
-    """Due time of the first message to send, epoch ms."""
-    pace_ms: float
-    """Ms from one due time to the next; for direct sending, between two messages of one task."""
+    pace: Pace
+    """The due times of the messages to send, before the rate is changed."""
+    ahead_ms: int | None
+    """How long before its due time a message is sent; None: as soon as possible, and the rate does
+    not change."""
     opener: Opener
     batch_bytes: int
     """Most bytes of a batch that every topic sent to accepts."""
@@ -150,6 +157,27 @@ def send_parts(
     return sent
 
 
+def write_cancels(
+    opener: Opener, topic: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Batches with a column `replay_id` -> `CANCELS_COLUMNS`, once a cancel of each id is in the
+    delay topic. A task that runs again writes them again, without effect."""
+
+    def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer: BackfillWriter = opener.open(None)
+        try:
+            for batch in batches:
+                ids = batch.column("replay_id").to_pylist()
+                for at in range(0, len(ids), PORTION_ROWS):
+                    part = ids[at : at + PORTION_ROWS]
+                    writer.send([(topic, id_, None, [(ACTION, b"cancel")]) for id_ in part])
+                yield pa.RecordBatch.from_arrays([pa.array([len(ids)], pa.int64())], ["cancels"])
+        finally:
+            writer.close()
+
+    return written
+
+
 class _Part:
     """The steps of a task, in the order that step 3 of `ledger` needs."""
 
@@ -158,12 +186,16 @@ class _Part:
         self._part = part
         self._rank = rank
         self._storage = ArchiveStorage(job.location)
+        self._turn = SendingTurn(
+            job.pace, job.ahead_ms, lambda: ledger.rate_changes(self._storage, job.run)
+        )
 
     def send(self) -> int:
-        """1. record the part, 2. take its transactional id, 3. check that the attempt is still the
-        last, 4. send."""
+        """Once the first message may be sent: 1. record the part, 2. take its transactional id, 3.
+        check that the attempt is still the last, 4. send."""
         context = TaskContext.get()
         job, part = self._job, self._part
+        self._turn.wait(job.done[part] + self._rank)
         is_first = ledger.record_started(self._storage, job.run, job.attempt, part)
         # In a stage that Spark runs again, a task counts as a first attempt.
         if not is_first or (context is not None and context.attemptNumber() > 0):
@@ -184,42 +216,36 @@ class _Part:
 
     def _send_all(self, writer: BackfillWriter) -> int:
         job, sent = self._job, 0
-        started_s = time.monotonic()
         for row, records in self._portions():
             writer.send(records)
             sent += len(records)
-            if job.direct:
+            if job.direct or job.ahead_ms is not None:
                 ledger.record_sent(self._storage, job.run, self._part, row + len(records))
-                time.sleep(max(0.0, started_s + sent * job.pace_ms / 1_000 - time.monotonic()))
+            self._turn.look()
         return sent
 
     def _portions(self) -> Iterator[tuple[int, list[BulkRecord]]]:
         """The number of the first row, and the records of one transaction."""
         job = self._job
         records: list[BulkRecord] = []
+        size, turn, rank = 0, self._turn, self._rank
         first = row = job.done[self._part]
-        size, rows_max = 0, self._rows_max()
         for batch in self._batches(row):
-            for bytes_, record in zip(
-                batch.column("bytes").to_pylist(),
-                records_of(batch, job, self._part, row, self._rank),
-                strict=True,
-            ):
-                if records and (size + bytes_ > PORTION_BYTES or len(records) == rows_max):
+            made = records_of(batch, job, self._part, row, lambda row: turn.pace.due_ms(row + rank))
+            for bytes_ in batch.column("bytes").to_pylist():
+                if records and (
+                    size + bytes_ > PORTION_BYTES
+                    or len(records) == PORTION_ROWS
+                    or not turn.admits(row + rank)
+                ):
                     yield first, records
                     first, records, size = row, [], 0
-                records.append(record)
+                turn.wait(row + rank)
+                records.append(next(made))  # made now: its due time may have changed
                 size += bytes_
                 row += 1
         if records:
             yield first, records
-
-    def _rows_max(self) -> int:
-        """Most rows of a portion; a direct run with a pace sends at most one second's messages at
-        once."""
-        if not self._job.direct or not self._job.pace_ms:
-            return PORTION_ROWS
-        return max(1, min(PORTION_ROWS, int(1_000 / self._job.pace_ms)))
 
     def _batches(self, skip: int) -> Iterator[pa.RecordBatch]:
         path = f"{ledger.run_folder(self._job.run)}/_plan/{self._job.files[self._part]}"
@@ -269,9 +295,8 @@ class PlannedMessage(NamedTuple):
 def replay_id(job: SendingJob, row: PlannedMessage) -> bytes:
     """The id of a replay: equal for equal messages and purposes, so that a second replay is a
     conflict."""
-    return (
-        f"{ID_PREFIX}:{job.purpose}:{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}"
-    ).encode()
+    original = f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}"
+    return (id_prefix(job.purpose, job.to_topic) + original).encode()
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
@@ -283,10 +308,10 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
 
 
 def records_of(
-    batch: pa.RecordBatch, job: SendingJob, part: int, first: int, rank: int
+    batch: pa.RecordBatch, job: SendingJob, part: int, first: int, due_ms: Callable[[int], int]
 ) -> Iterator[BulkRecord]:
     """Rows of a plan -> the records to produce, in order; `first` is the number of the first row in
-    its part."""
+    its part, and `due_ms` gives the due time of a row in epoch ms."""
     found = batch.column("headers")
     ends = found.offsets.to_pylist()
     pairs = list(
@@ -303,7 +328,7 @@ def records_of(
         )
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))
-        yield make(job, row, original, headers, first + at + rank)
+        yield make(job, row, original, headers, due_ms(first + at))
 
 
 @lru_cache(maxsize=10_000)
@@ -314,7 +339,7 @@ def _spelled(name: str) -> str:
 
 
 def _delayed(
-    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, due_ms: int
 ) -> BulkRecord:
     """A record for the delay topic. A message replayed as pending keeps its id and its times, and a
     series goes on."""
@@ -326,12 +351,12 @@ def _delayed(
         due_ms = row.requested_due_ms if series else row.due_ms
         id_ = row.id if row.key is not None else replay_id(job, row)
     else:
-        due_ms, id_ = job.base_ms + int(rank * job.pace_ms), replay_id(job, row)
+        id_ = replay_id(job, row)
         due_ms = due_ms if expire_at_ms is None else min(due_ms, expire_at_ms)
     headers += (
         (ACTION, b"backfill"),
         (DELIVER_AT, b"%d" % due_ms),
-        (TARGET_TOPIC, row.target.encode()),
+        (TARGET_TOPIC, (job.to_topic or row.target).encode()),
         (ON_CONFLICT, b"ignore"),
     )
     if row.target_key is not None:
@@ -357,7 +382,7 @@ def _series(original: Headers, occurrence: int) -> Headers:
 
 
 def _direct(
-    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, _due_ms: int
 ) -> BulkRecord:
     """A record for the target, with the receipt of the original."""
     headers += (
@@ -367,7 +392,7 @@ def _direct(
     )
     if row.occurrence > 1:
         headers.append((OCCURRENCE, b"%d" % row.occurrence))
-    return row.target, row.target_key, row.value, headers
+    return job.to_topic or row.target, row.target_key, row.value, headers
 
 
 def rows_before(
@@ -435,7 +460,7 @@ class Reconciliation:
             return [0] * len(run.rows)
         self._watch(Step(name="reading how much was sent before"))
         if run.request.direct:
-            return ledger.sent_directly(self._storage, run)
+            return ledger.rows_recorded(self._storage, run)
         for attempt in before:
             if not attempt.is_fenced:
                 for part in ledger.started_parts(self._storage, run.run, attempt.number):
