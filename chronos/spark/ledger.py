@@ -79,6 +79,9 @@ class BackfillRun(Struct, kw_only=True):
     planned_ms: int
     source: str
     """The delay topic that was archived."""
+    origin: str
+    """Its name in the ids and headers of the replays: in another cluster, behind Kafka's id of the
+    archived one, because there may be a topic of the same name."""
     topic: str
     """The topic that the run sends to."""
     topic_id: str
@@ -93,6 +96,11 @@ class BackfillRun(Struct, kw_only=True):
     def total(self) -> int:
         """Number of messages to send."""
         return sum(self.rows)
+
+    @property
+    def is_to_archived_topic(self) -> bool:
+        """True if the run sends to the delay topic that was archived."""
+        return self.topic == self.source and self.request.to_cluster is None
 
 
 class PlanSample(Struct, frozen=True, kw_only=True):
@@ -303,7 +311,7 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
     request = run.request
     derived = f.concat(
         f.lit(id_prefix(request.purpose, request.to_topic)),
-        f.concat_ws("/", f.lit(run.source), *TOKEN),
+        f.concat_ws("/", f.lit(run.origin), *TOKEN),
     ).cast("binary")
     own = f.col("key").isNotNull() & f.lit(request.mode == "pending")
     return sent.withColumns(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from msgspec import Struct, structs
 
 from chronos.adapters.kafka.connection import BATCH_BYTES
-from chronos.adapters.kafka.writer import BulkOpener
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.cli.output import Format
 from chronos.cli.spark.backfill import (
     RunOptions,
@@ -52,7 +53,6 @@ from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill
 from chronos.spark.backfill.pace import AHEAD_MS, Pace
 from chronos.spark.backfill.sending import (
-    BackfillContext,
     SendingJob,
     records_of,
     send_parts,
@@ -62,6 +62,7 @@ from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.waiting import NotInTime, wait_until
 from tests.integration.flow import read_committed
+from tests.spark.backfills import backfill_of, opener_of
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
 from tests.spark.lost import GAP_MS, START_MS, expected, last_json, write_lost
@@ -102,6 +103,7 @@ class Lost:
         directory: Path,
         messages: int,
         plan: PlanMade | None = None,
+        dead: int = 0,
     ) -> None:
         self.logs = Logs(broker)
         if plan is not None:
@@ -118,19 +120,15 @@ class Lost:
             target=self.logs.target,
             messages=messages,
             shards=SHARDS,
+            dead=dead,
         )
         self.brokers = self.logs.brokers()
-        self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30.0)
+        self.opener = opener_of(broker.bootstrap)
         self.request = BackfillRequest(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
 
     def job(self) -> Backfill:
         """A new driver: it knows only the archive and the log."""
-        return Backfill(
-            BackfillContext(
-                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=self.opener
-            ),
-            bootstrap_servers=self.logs.broker.bootstrap,
-        )
+        return backfill_of(self.spark, self.storage, self.brokers, self.logs.broker.bootstrap)
 
     def plan(self) -> BackfillReport:
         """Plan all messages, or take the plan that was made; nothing is sent."""
@@ -733,6 +731,148 @@ def test_what_is_sent_to_one_topic_counts_only_there(
     assert {(row["destination"], row["target"]) for row in rows} == {(repair, lost.logs.target)}
     audited = audit(lost.spark, lost.storage, from_ms=T, to_ms=T + 400 * GAP_MS)
     assert audited.overall.counts["missing"] == 400
+
+
+def test_dead_letters_are_sent_again_by_reason(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """But for those that were discarded; and no other mode sends them."""
+    lost = Lost(spark, broker, tmp_path, 400, dead=10)
+    job = lost.job()
+    for mode, reasons, messages in (
+        ("missing", [], 390),
+        ("dead-letters", ["too-large"], 0),
+        ("dead-letters", ["target-missing"], 9),
+    ):
+        planned = job.plan(structs.replace(lost.request, mode=mode, reasons=reasons))
+        assert (mode, planned.messages) == (mode, messages)
+        if mode == "missing":
+            job.discard(planned)
+    assert job.send(job.begin(planned)).outcomes == {"dead-lettered": 9}
+    originals = {
+        dict(message.headers() or [])["x-chronos-replay-of"]
+        for message in read_committed(broker.bootstrap, lost.logs.delay)
+    }
+    assert originals == {
+        f"{lost.logs.delay}/{number % SHARDS}/{number // SHARDS}/1".encode()
+        for number in range(1, 10)
+    }
+    lost.brokers.close()
+
+
+class Elsewhere:
+    """Another Kafka cluster, which has topics of the same names."""
+
+    def __init__(self, lost: Lost, broker: Broker) -> None:
+        self.broker, self.delay = broker, lost.logs.delay
+        for topic in (lost.logs.delay, lost.logs.target):
+            broker.create_topic(topic, partitions=SHARDS)
+        self.brokers = KafkaLog(
+            bootstrap_servers=broker.bootstrap,
+            properties={},
+            progress_topic=lost.logs.progress,
+            transaction_timeout_s=10,
+            request_timeout_s=30,
+        )
+
+    def records(self) -> list[Any]:
+        """The committed records of its delay topic."""
+        return list(read_committed(self.broker.bootstrap, self.delay))
+
+    def originals(self) -> Counter[bytes]:
+        """How often each message is there, by the header that names its original."""
+        found = Counter[bytes]()
+        for message in self.records():
+            headers = dict(message.headers())
+            if "chronos-action" in headers and headers["chronos-action"] == b"backfill":
+                found[headers["x-chronos-replay-of"]] += 1
+        return found
+
+
+@pytest.fixture
+def elsewhere(planned_400: Lost, own_broker: Broker) -> Iterator[Elsewhere]:
+    """Another cluster than that of `planned_400`."""
+    cluster = Elsewhere(planned_400, own_broker)
+    yield cluster
+    cluster.brokers.close()
+
+
+def test_a_run_to_another_cluster_is_completed_and_counts_only_there(
+    planned_400: Lost, elsewhere: Elsewhere
+) -> None:
+    """A first attempt sent 150 messages. The names of the originals are in no conflict with those
+    of a topic of the same name there."""
+    lost = planned_400
+    to = elsewhere.brokers, elsewhere.broker.bootstrap
+    job = backfill_of(lost.spark, lost.storage, lost.brokers, lost.logs.broker.bootstrap, to=to)
+    planned = job.plan(lost.request)
+    run = job.begin(planned)
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    ledger.save_run(lost.storage, run)
+    dead = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
+    ledger.record_started(lost.storage, run.run, 1, 0)
+    writer = opener_of(elsewhere.broker.bootstrap).open(
+        ledger.transactional_id(lost.logs.cluster, run.run, 1, 0)
+    )
+    records = list(rows_of_part(lost, structs.replace(dead, topic=run.origin), 0))
+    writer.send(records[:150])
+
+    with pytest.raises(ArchiveFailed, match="give the same --to-cluster"):
+        _end(lost.job(), run, run.request, Format.json, RunOptions(yes=True))
+    report = job.send(job.unfinished() or run)
+    assert (report.messages, report.attempts) == (400, 2)
+    kafka_id = lost.brokers.cluster_id()
+    assert elsewhere.originals() == Counter(
+        f"{kafka_id}/{lost.logs.delay}/{number % SHARDS}/{number // SHARDS}/1".encode()
+        for number in range(400)
+    )
+    assert lost.in_log() == 0
+    for each, left in ((job, 0), (lost.job(), 400)):
+        planned = each.plan(lost.request)
+        assert (planned.messages, planned.sent_before) == (left, 400 - left)
+        each.discard(planned)
+    assert job.cancel(run_named(lost.storage, run.run)).cancels == 400
+    ids = Counter(message.key() for message in elsewhere.records())
+    assert set(ids.values()) == {2}
+    assert len(ids) == 400
+
+
+@pytest.mark.slow
+def test_the_command_sends_to_another_cluster_and_cancels_there(
+    planned_400: Lost, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    """The settings of the other service are in a file. A file that names the archived cluster is
+    refused."""
+    lost = planned_400
+
+    def settings(bootstrap: str) -> str:
+        path = tmp_path / f"{uuid.uuid4().hex}.yaml"
+        path.write_text(
+            f"log: {{kind: kafka, kafka: {{bootstrap_servers: '{bootstrap}'}}}}\n"
+            f"topics: {{delay: {elsewhere.delay}}}\n"
+        )
+        return str(path)
+
+    def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    same = ran([*lost.command(), "--to-cluster", settings(lost.logs.broker.bootstrap)])
+    assert (same.returncode, "names the Kafka cluster of --config" in same.stderr) == (2, True)
+    other = ["--to-cluster", settings(elsewhere.broker.bootstrap)]
+    sent = ran([*lost.command(), *other, "--over", "10h"])
+    assert sent.returncode == 0, sent.stderr[-4_000:]
+    run = last_json(sent.stdout)
+    assert f"run {run['run']} begins" in sent.stderr
+    assert (run["messages"], run["to_cluster"]) == (400, elsewhere.brokers.cluster_id())
+    cancel = [sys.executable, "-m", "chronos", "backfill", "cancel", run["run"], "--yes"]
+    cancel += ["-l", lost.storage.uri, "-o", "json", "--master", "local[2]"]
+    cancel += [*lost.logs.settings(), *conf(small()), *other]
+    ended = ran(cancel)
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    assert last_json(ended.stdout)["cancels"] == 400
+    assert len(elsewhere.originals()) == 400
+    assert len(elsewhere.records()) == 800
+    assert lost.in_log() == 0
 
 
 class Operator(io.StringIO):

@@ -30,6 +30,21 @@ MaybeLocation = Annotated[
     ),
 ]
 """For a verb with verbs below it, which have a location of their own: see `need_location`."""
+ToClusterFile = Annotated[
+    str | None,
+    typer.Option(
+        "--to-cluster",
+        metavar="FILE",
+        help=(
+            "Send to the Kafka cluster of another service, whose YAML file with settings this is. "
+            "What was sent to it is counted apart."
+        ),
+    ),
+]
+ToReader = Annotated[
+    list[str] | None,
+    typer.Option("--to-kafka", metavar="KEY=VALUE", help="The same as --kafka, for --to-cluster."),
+]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run, as `chronos backfill` names it.")
 ]
@@ -397,6 +412,28 @@ def backfill(
             ),
         ),
     ] = False,
+    dead_letters: Annotated[
+        bool,
+        typer.Option(
+            "--dead-letters",
+            help=(
+                "Messages that were dead-lettered, and neither replayed nor discarded since; but "
+                "for expired ones, unless --reason names them."
+            ),
+        ),
+    ] = False,
+    rejected: Annotated[
+        bool,
+        typer.Option("--rejected", help="Valid records that were rejected with one of --reason."),
+    ] = False,
+    reasons: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reason",
+            metavar="REASON",
+            help="Only those with this chronos-reason, such as target-missing. May be repeated.",
+        ),
+    ] = None,
     targets: TargetPatterns = None,
     headers: WantedHeaders = None,
     ids: Annotated[
@@ -449,6 +486,8 @@ def backfill(
             ),
         ),
     ] = None,
+    to_cluster: ToClusterFile = None,
+    to_reader: ToReader = None,
     ignore_expiry: Annotated[
         bool,
         typer.Option(
@@ -499,10 +538,18 @@ def backfill(
     if context.invoked_subcommand is not None:
         return
     location = need_location(location)
-    from chronos.cli.spark.backfill import BackfillOptions, RunOptions, run
+    from chronos.cli.spark.backfill import BackfillOptions, RunOptions, ToCluster, run
 
     asked = BackfillOptions(
-        modes={"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
+        modes={
+            "missing": missing_only,
+            "all": everything,
+            "gone": gone,
+            "pending": pending,
+            "dead-letters": dead_letters,
+            "rejected": rejected,
+        },
+        reasons=reasons or [],
         start=start,
         end=end,
         targets=targets or [],
@@ -515,13 +562,15 @@ def backfill(
         expired=ignore_expiry,
         compacted=compacted,
         to_topic=to_topic,
+        to_cluster=to_cluster,
     )
     run_options = RunOptions(yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume)
     options = SparkOptions(location=location, master=master, conf=conf or [])
     cluster = ClusterOptions(
         config=config, settings=settings or [], reader=reader or [], other_cluster=other_cluster
     )
-    run(output, options, cluster, asked, run_options)
+    to = ToCluster(config=to_cluster, reader=to_reader or [])
+    run(output, options, cluster, to, asked, run_options)
 
 
 @backfill_app.command("rate")
@@ -554,6 +603,8 @@ def cancel(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Cancel without asking for confirmation.")
     ] = False,
+    to_cluster: ToClusterFile = None,
+    to_reader: ToReader = None,
     reader: Reader = None,
     other_cluster: OtherCluster = False,
     master: Master = AUTO_MASTER,
@@ -573,10 +624,12 @@ def cancel(
     Examples:
       chronos backfill cancel 20300131T101500-c0ffee -c chronos.yaml -l /var/lib/chronos-archive
     """
+    from chronos.cli.spark.backfill import ToCluster
     from chronos.cli.spark.backfill import cancel as cancel_run
 
     options = SparkOptions(location=location, master=master, conf=conf or [])
     cluster = ClusterOptions(
         config=config, settings=settings or [], reader=reader or [], other_cluster=other_cluster
     )
-    cancel_run(output, options, cluster, run, yes=yes)
+    to = ToCluster(config=to_cluster, reader=to_reader or [])
+    cancel_run(output, options, cluster, to, run, yes=yes)

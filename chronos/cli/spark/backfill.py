@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from chronos.cli.output import Format, note, number, printable, put, put_json, s
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
 from chronos.client import NotFound
+from chronos.core.message import REASON_LABELS
 from chronos.core.shard.rules import TOPIC_NAME
 from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from chronos.cli.spark.jobs import ProgressDisplay
     from chronos.config import Config
     from chronos.spark.backfill.job import Backfill
+    from chronos.spark.backfill.sending import KafkaSource
     from chronos.spark.ledger import BackfillReport, BackfillRun
     from chronos.spark.request import BackfillRequest
     from chronos.spark.storage import ArchiveStorage
@@ -60,6 +62,17 @@ class BackfillOptions(Struct, frozen=True, kw_only=True):
     expired: bool
     compacted: bool = False
     to_topic: str | None = None
+    to_cluster: str | None = None
+    reasons: list[str] = []
+
+
+class ToCluster(Struct, frozen=True, kw_only=True):
+    """The options that name another Kafka cluster to send to."""
+
+    config: str | None = None
+    """The path of its service's settings; None: the archived cluster."""
+    reader: list[str] = []
+    """`KEY=VALUE` for Spark's Kafka source."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -89,7 +102,9 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
     options = [mode, f"{asked.start}", f"{asked.end}", *asked.targets, *asked.headers, *asked.ids]
     options += [asked.purpose, *map(str, (asked.over, asked.rate, asked.direct, asked.expired))]
     options += ["compacted"] if asked.compacted else []
+    options += [f"reason={reason}" for reason in asked.reasons]
     options += [] if asked.to_topic is None else [f"to-topic={asked.to_topic}"]
+    options += [] if asked.to_cluster is None else [f"to-cluster={asked.to_cluster}"]
     return BackfillRequest(
         mode=mode,
         from_ms=from_ms,
@@ -104,6 +119,7 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
         expired=asked.expired,
         compacted=asked.compacted,
         to_topic=asked.to_topic,
+        reasons=asked.reasons,
         options=options,
     )
 
@@ -111,7 +127,9 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
 def _mode(modes: dict[str, bool]) -> str:
     chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
-        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+        raise typer.BadParameter(
+            "choose one of --missing-only, --all, --gone, --pending, --dead-letters and --rejected"
+        )
     return chosen[0] if chosen else "missing"
 
 
@@ -121,10 +139,22 @@ def _check(mode: str, asked: BackfillOptions) -> None:
         raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
     if mode == "all" and asked.start is None:
         raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if asked.reasons and mode not in ("dead-letters", "rejected"):
+        raise typer.BadParameter("--reason needs --dead-letters or --rejected")
+    if mode == "rejected" and not asked.reasons:
+        raise typer.BadParameter("--rejected needs --reason: most rejected records stay wrong")
+    for reason in asked.reasons:
+        if reason not in REASON_LABELS:
+            raise typer.BadParameter(f"--reason {printable(reason)}: no such reason")
     if PURPOSE.fullmatch(asked.purpose) is None:
         raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
     if asked.over is not None and asked.rate is not None:
         raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and asked.to_cluster is not None:
+        raise typer.BadParameter(
+            "--pending restores messages: give the settings of the new cluster as --config, not as "
+            "--to-cluster"
+        )
     if asked.to_topic is not None:
         if mode == "pending":
             raise typer.BadParameter("--pending restores messages for their targets: no --to-topic")
@@ -147,6 +177,7 @@ def run(
     output: Format,
     options: SparkOptions,
     cluster: ClusterOptions,
+    to: ToCluster,
     asked: BackfillOptions,
     run_options: RunOptions,
 ) -> None:
@@ -156,7 +187,7 @@ def run(
     need_spark()
     request = request_of(asked)
     try:
-        with _job(options, cluster) as (job, config, display):
+        with _job(options, cluster, to) as (job, config, to_config, display):
             if request.mode != "pending" and (job.cluster, job.topic) != (
                 config.cluster,
                 config.topics.delay,
@@ -166,7 +197,7 @@ def run(
                     f"{config.cluster} with {config.topics.delay}: choose another --location, or "
                     "the --config of that cluster"
                 )
-            topics = config.topics
+            topics = to_config.topics
             own = (topics.delay, topics.progress, topics.rejected, topics.dead_letter)
             if request.to_topic in (*own, topics.cluster):
                 raise typer.BadParameter(f"--to-topic {request.to_topic}: a topic of Chronos's own")
@@ -190,45 +221,82 @@ def run(
 
 @contextmanager
 def _job(
-    options: SparkOptions, cluster: ClusterOptions
-) -> Iterator[tuple["Backfill", "Config", "ProgressDisplay"]]:
-    """The backfills of an archive, with Spark and the brokers of the settings."""
+    options: SparkOptions, cluster: ClusterOptions, to: ToCluster
+) -> Iterator[tuple["Backfill", "Config", "Config", "ProgressDisplay"]]:
+    """The backfills of an archive, with the settings of its service, and of the one to send to."""
     config = settings_of(cluster)
-    reading = {f"kafka.{key}": value for key, value in pairs(cluster.reader, "--kafka").items()}
+    to_config = config
+    if to.config is not None:
+        # Variables of the environment name the archived cluster.
+        to_config = settings_of(
+            ClusterOptions(config=to.config, settings=[], reader=[], other_cluster=False),
+            environ={},
+        )
     from chronos.cli.spark.jobs import spark_job
-    from chronos.node.opening import open_bulk, open_kafka
+    from chronos.node.opening import open_bulk
     from chronos.spark.backfill.job import Backfill
     from chronos.spark.backfill.sending import BackfillContext
     from chronos.spark.storage import ArchiveStorage
 
-    kafka = config.log.kafka
-    assert kafka.bootstrap_servers is not None
-    brokers = open_kafka(config)
-    try:
-        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
-        brokers.names()
+    with ExitStack() as stack:
+        archived = to_source = stack.enter_context(_source(config, cluster.reader, "--kafka"))
+        if to.config is not None:
+            to_source = stack.enter_context(_source(to_config, to.reader, "--to-kafka"))
+            if to_source.brokers.cluster_id() == archived.brokers.cluster_id():
+                raise typer.BadParameter(
+                    f"--to-cluster {to.config} names the Kafka cluster of --config"
+                )
         with spark_job("backfill", options) as (spark, display, _):
             context = BackfillContext(
                 spark=spark,
                 storage=ArchiveStorage(options.location),
-                brokers=brokers,
-                opener=open_bulk(config),
+                archived=archived,
+                to=to_source,
+                opener=open_bulk(to_config),
                 watch=display,
             )
             job = Backfill(
                 context,
-                bootstrap_servers=kafka.bootstrap_servers,
-                delay_topic=config.topics.delay,
-                reader={**java_properties(kafka.properties), **reading},
+                delay_topic=to_config.topics.delay,
                 other_cluster=cluster.other_cluster,
             )
-            yield job, config, display
+            yield job, config, to_config, display
+
+
+@contextmanager
+def _source(config: "Config", reader: list[str], option: str) -> Iterator["KafkaSource"]:
+    """The Kafka cluster of the settings, with Spark's options to read it. LogUnavailable if no
+    broker answers."""
+    from chronos.node.opening import open_kafka
+    from chronos.spark.backfill.sending import KafkaSource
+
+    kafka = config.log.kafka
+    assert kafka.bootstrap_servers is not None
+    reading = {f"kafka.{key}": value for key, value in pairs(reader, option).items()}
+    brokers = open_kafka(config)
+    try:
+        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        brokers.names()
+        yield KafkaSource(
+            brokers=brokers,
+            options={
+                "kafka.bootstrap.servers": kafka.bootstrap_servers,
+                **java_properties(kafka.properties),
+                **reading,
+            },
+        )
     finally:
         brokers.close()
 
 
 def cancel(
-    output: Format, options: SparkOptions, cluster: ClusterOptions, name: str, *, yes: bool
+    output: Format,
+    options: SparkOptions,
+    cluster: ClusterOptions,
+    to: ToCluster,
+    name: str,
+    *,
+    yes: bool,
 ) -> None:
     """Ask for confirmation, let the command end that sends the run, and cancel it."""
     from chronos.spark.session import need_spark
@@ -249,11 +317,13 @@ def cancel(
             yes=yes,
             done="cancelled",
         )
-        # Before the lock is taken: the command that sends the run holds it, and ends.
-        ledger.ask_to_cancel(storage, name)
     began_s = time.monotonic()
     try:
-        with _job(options, cluster) as (job, _, display):
+        with _job(options, cluster, to) as (job, _, _, display):
+            job.check_cluster(run)
+            if run.state == "sending":
+                # The command that sends the run holds the lock, and ends.
+                ledger.ask_to_cancel(storage, name)
             with job.locked():
                 report = job.cancel(run_named(storage, name))
             display.pause()
@@ -310,6 +380,7 @@ def _end(
 ) -> None:
     """Resume an unfinished run; `pause` takes the progress off the terminal."""
     job.check_wanted(left)
+    job.check_cluster(left)
     what = f"run {left.run} of {number(left.total)} messages is unfinished"
     if run_options.dry_run:
         note(f"{what}; it would be resumed first")
@@ -400,6 +471,8 @@ def _how(request: "BackfillRequest") -> str:
     else:
         how = " through the delay topic"
         how += "" if request.to_topic is None else f" to {request.to_topic}"
+    if request.to_cluster is not None:
+        how += f" in the Kafka cluster {request.to_cluster}"
     if request.rate is not None:
         return f"{how}, {request.rate:g} per second"
     return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
@@ -417,6 +490,7 @@ def as_json(report: "BackfillReport") -> dict[str, Any]:
         "purpose": request.purpose,
         "direct": request.direct,
         "to_topic": request.to_topic,
+        "to_cluster": request.to_cluster,
         "from": _time(request.from_ms),
         "to": _time(request.to_ms),
         "messages": report.messages,
@@ -483,7 +557,7 @@ def _show_plan(report: "BackfillReport") -> None:
         Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
         Text(
             f"sent before for the purpose {request.purpose}"
-            f"{'' if request.to_topic is None else f' to {request.to_topic}'}: "
+            f"{request.destination and f' to {request.destination}'}: "
             f"{number(report.sent_before)}"
         ),
     ]

@@ -29,6 +29,7 @@ from msgspec import structs, to_builtins
 from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.job import check_cluster_id
@@ -57,10 +58,10 @@ from chronos.spark.ledger import (
 )
 from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
-from chronos.spark.schema import DELIVERIES
+from chronos.spark.schema import DEAD_LETTERS, DELIVERIES
 from chronos.spark.session import Step, running_tasks
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables
+from chronos.spark.tables import open_tables, read_table
 
 TARGETS_MAX = 1_000
 """Most targets that a report counts by name; the ones with most messages."""
@@ -150,28 +151,27 @@ class Backfill:
         self,
         context: BackfillContext,
         *,
-        bootstrap_servers: str,
         delay_topic: str | None = None,
-        reader: Mapping[str, str] | None = None,
         other_cluster: bool = False,
     ) -> None:
-        """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless
-        `other_cluster` accepts it."""
+        """`delay_topic`: the one to send to, if not that which was archived. ArchiveUnusable if
+        the brokers are of another Kafka cluster than the archive, unless `other_cluster` accepts
+        it."""
         self._spark = context.spark
         self._storage = storage = context.storage
-        self._brokers = context.brokers
+        self._brokers = context.archived.brokers
+        self._to_brokers = context.to.brokers
         self._opener = context.opener
         self._watch = context.watch
         self._tables, self.cluster, self.topic = open_tables(context.spark, storage)
         self.to = delay_topic or self.topic
         claim = check_format(storage) or {}
-        check_cluster_id(
-            storage.uri, claim, context.brokers.cluster_id(), any_cluster=other_cluster
-        )
-        source = {"kafka.bootstrap.servers": bootstrap_servers, **(reader or {})}
-        self._reconciliation = Reconciliation(
-            context, self._tables, cluster=self.cluster, source=source
-        )
+        kafka_id = self._brokers.cluster_id()
+        check_cluster_id(storage.uri, claim, kafka_id, any_cluster=other_cluster)
+        to_id = kafka_id if context.to is context.archived else self._to_brokers.cluster_id()
+        self.to_cluster = None if to_id == kafka_id else to_id
+        self._origin = self.topic if self.to_cluster is None else f"{kafka_id}/{self.topic}"
+        self._reconciliation = Reconciliation(context, self._tables, cluster=self.cluster)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -188,6 +188,7 @@ class Backfill:
     def plan(self, request: BackfillRequest) -> BackfillReport:
         """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it
         begins."""
+        request = structs.replace(request, to_cluster=self.to_cluster)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
         needs_window = (
@@ -248,6 +249,8 @@ class Backfill:
             outcomes, request, self._log_starts() if request.mode == "pending" else {}
         )
         selected = self._storage.path(ledger.run_folder(name), "_selected")
+        if request.mode == "dead-letters":
+            deliveries = self._without_resolved(deliveries, span)
         deliveries.write.mode("overwrite").parquet(selected)
         judged = {outcome: count for outcome, count in counted.get.items() if count}
         deliveries = self._spark.read.parquet(selected)
@@ -278,6 +281,18 @@ class Backfill:
         marked = selection.marked(deliveries, rows, request.purpose)
         unsent = selection.without_copies(marked.where(~f.col("is_sent")), copies, self.topic)
         return unsent.unionByName(marked.where("is_sent"))
+
+    def _without_resolved(self, deliveries: DataFrame, span: Span) -> DataFrame:
+        """The deliveries whose dead letters were neither replayed nor discarded, which happens
+        after they were due."""
+        letters = read_table(self._spark, self._storage, DEAD_LETTERS, self._tables.versions)
+        since = span.from_ms - CLOCK_TOLERANCE_MS
+        return selection.without_resolved(
+            deliveries,
+            letters.where(f.col("timestamp_ms") >= since),
+            self._tables.messages.where(f.col("due_ms") >= since),
+            self.topic,
+        )
 
     def _without_present(self, deliveries: DataFrame, request: BackfillRequest) -> DataFrame:
         """The deliveries that the targets do not hold now."""
@@ -425,7 +440,7 @@ class Backfill:
         return rows.withColumns(
             {
                 "is_requested": selection.has_headers(report.request),
-                "left_out": selection.left_out(report.request, report.planned_ms, self.topic),
+                "left_out": selection.left_out(report.request, report.planned_ms, self._origin),
             }
         )
 
@@ -458,13 +473,13 @@ class Backfill:
         if not targets:
             return {}
         if request.to_topic is None:
-            return dict(self._brokers.describe(targets))
-        info = self._brokers.describe([request.to_topic])[request.to_topic]
+            return dict(self._to_brokers.describe(targets))
+        info = self._to_brokers.describe([request.to_topic])[request.to_topic]
         return dict.fromkeys(targets, info)
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
-        info = self._brokers.describe([self.to])[self.to]
+        info = self._to_brokers.describe([self.to])[self.to]
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
@@ -504,10 +519,11 @@ class Backfill:
             request=report.request,
             planned_ms=report.planned_ms,
             source=self.topic,
+            origin=self._origin,
             topic=self.to,
             topic_id=info.id,
             begin={
-                str(shard): self._brokers.watermarks(self.to, shard).stable
+                str(shard): self._to_brokers.watermarks(self.to, shard).stable
                 for shard in range(info.partitions)
             },
             rows=[self._rows(report.run, path) for path in files],
@@ -550,6 +566,14 @@ class Backfill:
             break
         return self._finish(run, done, "done")
 
+    def check_cluster(self, run: BackfillRun) -> None:
+        """ArchiveFailed if the run sends to another Kafka cluster than this job."""
+        if run.request.to_cluster != self.to_cluster:
+            raise ArchiveFailed(
+                f"run {run.run} sends to the Kafka cluster "
+                f"{run.request.to_cluster or 'that was archived'}: give the same --to-cluster"
+            )
+
     def check_wanted(self, run: BackfillRun) -> None:
         """ArchiveFailed if somebody has asked to cancel the run."""
         if ledger.is_to_be_cancelled(self._storage, run):
@@ -586,7 +610,7 @@ class Backfill:
     def _write_cancels(self, run: BackfillRun) -> int:
         """Cancel the messages of a run by id; their number. Those no longer pending are refused by
         Chronos."""
-        info = self._brokers.describe([run.topic])[run.topic]
+        info = self._to_brokers.describe([run.topic])[run.topic]
         if info is None or info.id != run.topic_id:
             log.warning(
                 "nothing is cancelled: the topic was deleted or created again", topic=run.topic
@@ -607,7 +631,7 @@ class Backfill:
         job = SendingJob(
             location=self._storage.uri,
             cluster=self.cluster,
-            topic=self.topic,
+            topic=run.origin,
             to=run.topic,
             to_topic=request.to_topic,
             run=run.run,
@@ -642,7 +666,7 @@ class Backfill:
         return min(
             (
                 info.bytes_max
-                for info in self._brokers.describe(topics).values()
+                for info in self._to_brokers.describe(topics).values()
                 if info is not None
             ),
             default=1,

@@ -105,7 +105,7 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     location: str
     cluster: str
     topic: str
-    """The archived delay topic, which the ids of replays contain."""
+    """`BackfillRun.origin`, which the ids of replays contain."""
     to: str
     """The delay topic that replays are sent to; another one after the loss of the first."""
     to_topic: str | None
@@ -423,31 +423,40 @@ POLL_S = 0.2
 """Seconds between two questions for the last stable offset."""
 
 
+class KafkaSource(Struct, frozen=True, kw_only=True):
+    """A Kafka cluster that is read."""
+
+    brokers: ArchiveBrokers
+    options: Mapping[str, str]
+    """Of Spark's Kafka source."""
+
+
 class BackfillContext(Struct, frozen=True, kw_only=True):
     """The parts that a backfill works with."""
 
     spark: SparkSession
     storage: ArchiveStorage
-    brokers: ArchiveBrokers
+    archived: KafkaSource
+    """The cluster that was archived."""
+    to: KafkaSource
+    """The cluster that messages are sent to; usually the same value."""
     opener: Opener
+    """Opens producers for that cluster."""
     watch: Watch = ignore
 
 
 class Reconciliation:
     """Reconciles the runs of one archive with the log."""
 
-    def __init__(
-        self, context: BackfillContext, tables: Tables, *, cluster: str, source: Mapping[str, str]
-    ) -> None:
-        """`source`: options of Spark's Kafka source."""
+    def __init__(self, context: BackfillContext, tables: Tables, *, cluster: str) -> None:
         self._spark = context.spark
         self._storage = context.storage
-        self._brokers = context.brokers
+        self._archived = context.archived
+        self._to = context.to
         self._opener = context.opener
         self._watch = context.watch
         self._tables = tables
         self._cluster = cluster
-        self._source = source
 
     def rows_sent(self, run: BackfillRun) -> list[int]:
         """Rows of each part that were sent: 1. record a new attempt, 2. fence the earlier ones, 3.
@@ -474,18 +483,18 @@ class Reconciliation:
 
     def _in_log(self, run: BackfillRun) -> list[int]:
         """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
-        info = self._brokers.describe([run.topic])[run.topic]
+        info = self._to.brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = (
             info is not None and info.id == run.topic_id
         )  # a topic created again may have fewer partitions
         watermarks = (
-            {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
+            {shard: _stable_ends(self._to, run.topic, shard) for shard in shards} if is_same else {}
         )
         starts = {shard: seen.start for shard, seen in watermarks.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
         archived: dict[int, int] = {}
-        if run.topic == run.source:
+        if run.is_to_archived_topic:
             archived = {
                 row["shard"]: row["through"]
                 for row in archived_through(self._tables.offsets).collect()
@@ -513,24 +522,27 @@ class Reconciliation:
     ) -> DataFrame:
         """The committed records of the run's delay topic between these offsets, without those in
         ranges that the archive knows to be unreadable."""
-        ranges = self._ranges(run.topic, begin) if run.topic == run.source else {}
+        ranges = self._ranges(run.topic, begin) if run.is_to_archived_topic else {}
         parts = parts_around({str(shard): (begin[shard], stable[shard]) for shard in begin}, ranges)
         if parts is None:
-            return self._source_of({run.topic: begin}, {run.topic: stable})
-        nothing = self._source_of({run.topic: begin}, {run.topic: begin})
-        return records_around(
-            self._spark, self._brokers, run.topic, parts, self._options(), nothing
-        )
+            return self._read(self._to, {run.topic: begin}, {run.topic: stable})
+        nothing = self._read(self._to, {run.topic: begin}, {run.topic: begin})
+        options = _read_committed(self._to)
+        return records_around(self._spark, self._to.brokers, run.topic, parts, options, nothing)
 
     def _ranges(self, topic: str, begin: Mapping[int, int]) -> Ranges:
         """The ranges that the archive knows by now."""
         tables, _, _ = open_tables(self._spark, self._storage)
-        return known_ranges(self._brokers, tables.progress, tables.decisions, topic, begin)
+        return known_ranges(self._to.brokers, tables.progress, tables.decisions, topic, begin)
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
-        """All committed records of some topics, with the columns of `codec.raw`."""
+        """All committed records of some topics of the archived cluster, with the columns of
+        `codec.raw`."""
         watermarks = {
-            topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
+            topic: {
+                partition: _stable_ends(self._archived, topic, partition)
+                for partition in range(count)
+            }
             for topic, count in partitions.items()
         }
         begin = {
@@ -541,48 +553,48 @@ class Reconciliation:
             topic: {partition: seen.stable for partition, seen in of.items()}
             for topic, of in watermarks.items()
         }
-        return self._read(begin, until)
-
-    def _read(
-        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
-    ) -> DataFrame:
         if not begin:
             return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(
                 *(name for name, *_ in RAW)
             )
-        return raw(self._source_of(begin, until))
+        return raw(self._read(self._archived, begin, until))
 
-    def _source_of(
-        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
+    def _read(
+        self,
+        source: KafkaSource,
+        begin: Mapping[str, Mapping[int, int]],
+        until: Mapping[str, Mapping[int, int]],
     ) -> DataFrame:
         options = {
-            **self._options(),
+            **_read_committed(source),
             "assign": json.dumps({topic: list(of) for topic, of in begin.items()}),
             "startingOffsets": json.dumps(begin),
             "endingOffsets": json.dumps(until),
         }
         return self._spark.read.format("kafka").options(**options).load()
 
-    def _options(self) -> dict[str, str]:
-        return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
 
-    def _stable_ends(self, topic: str, shard: int) -> Any:
-        """The watermarks of a partition, once every transaction before its current end has
-        ended."""
-        high: int | None = None
-        deadline = time.monotonic() + STABLE_S
-        while True:
-            watermarks = self._brokers.watermarks(topic, shard)
-            high = watermarks.high if high is None else high
-            if watermarks.stable >= high:
-                return watermarks
-            if time.monotonic() >= deadline:
-                raise LogUnavailable(
-                    f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for "
-                    f"more than {STABLE_S:.0f} s; end its producer, or wait for its timeout, and "
-                    "run the same command again"
-                )
-            time.sleep(POLL_S)
+def _read_committed(source: KafkaSource) -> dict[str, str]:
+    own = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
+    return {**own, **source.options}
+
+
+def _stable_ends(source: KafkaSource, topic: str, shard: int) -> Any:
+    """The watermarks of a partition, once every transaction before its current end has ended."""
+    high: int | None = None
+    deadline = time.monotonic() + STABLE_S
+    while True:
+        watermarks = source.brokers.watermarks(topic, shard)
+        high = watermarks.high if high is None else high
+        if watermarks.stable >= high:
+            return watermarks
+        if time.monotonic() >= deadline:
+            raise LogUnavailable(
+                f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for "
+                f"more than {STABLE_S:.0f} s; end its producer, or wait for its timeout, and "
+                "run the same command again"
+            )
+        time.sleep(POLL_S)
 
 
 def _positions(records: DataFrame) -> DataFrame:
