@@ -34,7 +34,7 @@ from chronos.cli.options import (
 from chronos.cli.output import Format, put_json
 from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
-from chronos.cli.spark.app import archive_app, audit, backfill
+from chronos.cli.spark.app import archive_app, audit, backfill_app
 
 if TYPE_CHECKING:
     from chronos.client import FilterOptions
@@ -657,8 +657,8 @@ app.add_typer(rejected_app, name="rejected")
 app.add_typer(registry_app, name="registry")
 app.add_typer(failover_app, name="failover")
 app.add_typer(archive_app, name="archive")
+app.add_typer(backfill_app, name="backfill")
 app.command()(audit)
-app.command()(backfill)
 
 
 @app.command()

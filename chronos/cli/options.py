@@ -171,16 +171,17 @@ def at_least(least: int) -> Callable[[int | None], int | None]:
     return check
 
 
-def confirm(question: str, *, yes: bool, shown: str, done: str) -> None:
+def confirm(question: str, *, yes: bool, shown: str | None = None, done: str) -> None:
     """Ask before something is done, unless `--yes` was given; exit code 1 if the answer is no.
 
-    `shown`: what `--dry-run` shows. `done`: what was not done then, such as "sent"."""
+    `shown`: what `--dry-run` shows, if the verb has it. `done`: what was not done then, such as
+    "sent"."""
     if yes:
         return
     if not sys.stdin.isatty():
+        look = "" if shown is None else f", or look at the {shown} with --dry-run first"
         raise typer.BadParameter(
-            "stdin is not a terminal, so the command cannot ask: give --yes, or look at the "
-            f"{shown} with --dry-run first"
+            f"stdin is not a terminal, so the command cannot ask: give --yes{look}"
         )
     if not typer.confirm(question, err=True):
         note(f"nothing was {done}")

@@ -2,17 +2,19 @@
 sent; and the headers by which a replay names its original.
 
 The messages are sent in `backfill/`; a run's request is `request.BackfillRequest`. The names in
-JSON do not change. Law: through the delay topic no message is sent twice for the same purpose. A
-direct run sends at least once: after a kill its last messages may be sent again.
+JSON do not change. Law: through the delay topic no message is sent twice to the same destination for
+the same purpose. A direct run sends at least once: after a kill its last messages may be sent again.
 
     sent/run=<run>/run.json        the run: its request, state and attempts
     sent/run=<run>/_plan/          the messages to send, with payloads, in order: written before anything is sent
-    sent/run=<run>/_begun/         the parts that tasks began to send; of a direct run also the rows sent
+    sent/run=<run>/_begun/         the parts that tasks began to send; of a run with a rate and a direct one also the rows sent
+    sent/run=<run>/_rates/         the changes of the rate, a file for each
+    sent/run=<run>/_cancel/        there as soon as somebody asks to cancel the run
     sent/run=<run>/report.json     the counts of the run
     sent/rows/                     a Delta table of the messages sent, as `LEDGER`: those of a run are written when it ends
 
 1. The plan consults the ledger. A message is left out if the rows of any ended run hold its token
-   `(shard, source_offset, occurrence)` for the same purpose. An unfinished run is ended before
+   `(shard, source_offset, occurrence)` for the same purpose and destination. An unfinished run is ended before
    another is planned.
 
 2. The log is the record of what was sent. A part of the plan is one file, sent in order in
@@ -26,6 +28,10 @@ direct run sends at least once: after a kill its last messages may be sent again
    resolves their transactions, and only then reads the log. A task that Spark runs again sends
    nothing and fails: that ends the attempt, and the next one reconciles the log with the plan. A
    direct run has no such ids: a task of an earlier attempt may still send.
+
+4. A run is cancelled as a new attempt begins: what was sent is known before the state changes, and
+   is in `rows` then. After that its ids are cancelled, as often as the command is killed: a second
+   cancel changes nothing.
 """  # noqa: E501
 
 from collections.abc import Collection, Iterable, Iterator
@@ -68,11 +74,15 @@ class BackfillRun(Struct, kw_only=True):
 
     run: str
     state: str
-    """`sending`, `done` or `abandoned`."""
+    """`sending`, `done`, `cancelling` (nothing more is sent, and the cancels are being written) or
+    `cancelled`."""
     request: BackfillRequest
     planned_ms: int
     source: str
     """The delay topic that was archived."""
+    origin: str
+    """Its name in the ids and headers of the replays: in another cluster, behind Kafka's id of the
+    archived one, because there may be a topic of the same name."""
     topic: str
     """The topic that the run sends to."""
     topic_id: str
@@ -87,6 +97,11 @@ class BackfillRun(Struct, kw_only=True):
     def total(self) -> int:
         """Number of messages to send."""
         return sum(self.rows)
+
+    @property
+    def is_to_archived_topic(self) -> bool:
+        """True if the run sends to the delay topic that was archived."""
+        return self.topic == self.source and self.request.to_cluster is None
 
 
 class PlanSample(Struct, frozen=True, kw_only=True):
@@ -121,7 +136,7 @@ class BackfillReport(Struct, frozen=True, kw_only=True):
 
     run: str
     state: str
-    """`planned`, `sending`, `done` or `abandoned`."""
+    """`planned`, `done`, `cancelling` or `cancelled`."""
     request: BackfillRequest
     messages: int
     """Messages in the plan; of an ended run: messages sent."""
@@ -157,6 +172,8 @@ class BackfillReport(Struct, frozen=True, kw_only=True):
     """Mode `gone`: the messages to send, by the partition that held them."""
     ended_ms: int | None = None
     attempts: int = 0
+    cancels: int = 0
+    """Messages of a cancelled run for which a cancel was written to the delay topic."""
     archived_ms: int = 0
     """The end of the archive when the plan was made, epoch ms: messages due after it may be left
     out; 0: it had none yet."""
@@ -181,15 +198,24 @@ SERIES = (REPEAT, REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY, SPREAD)
 """Control headers of a series that a replay keeps in mode `pending`, which carries the series
 on."""
 
-ID_PREFIX = "replay"
-"""Prefix of a replay's id: `replay:<purpose>:<delay topic>/<shard>/<offset>/<occurrence>`."""
+
+ID_PREFIX = "replay:"
+"""The beginning of a replay's id."""
+
+
+def id_prefix(purpose: str, to_topic: str | None) -> str:
+    """The first part of a replay's id, before its original: a replay to one topic is not in
+    conflict with one to the target or another topic."""
+    return ID_PREFIX + (f"{purpose}:" if to_topic is None else f"{purpose}@{to_topic}:")
+
 
 LEDGER = (
     "run string, purpose string, via string, shard int, source_offset long, occurrence int, "
-    "outcome string, id binary, replay_id binary, target string, due_ms long, bytes long"
+    "outcome string, id binary, replay_id binary, target string, due_ms long, bytes long, "
+    "destination string"
 )
 """Columns of `rows`. `outcome`: the audit's outcome when the run was planned; `via`: `delay` or
-`direct`."""
+`direct`; `target`: that of the original; `destination`: `BackfillRequest.destination`."""
 
 PLANNED_COLUMNS = (
     "shard int, source_offset long, occurrence int, outcome string, id binary, key binary, target "
@@ -238,12 +264,13 @@ def runs(storage: ArchiveStorage) -> list[str]:
 
 
 def unfinished(storage: ArchiveStorage) -> BackfillRun | None:
-    """The run that began to send and has not ended. Plans that never began are removed."""
+    """The run that began to send, or to be cancelled, and has not ended. Plans that never began are
+    removed."""
     for name in runs(storage):
         run = load_run(storage, name)
         if run is None:
             storage.remove(run_folder(name))
-        elif run.state == "sending":
+        elif run.state in ("sending", "cancelling"):
             return run
         else:
             remove_working_files(storage, name)
@@ -254,6 +281,8 @@ def remove_working_files(storage: ArchiveStorage, run: str) -> None:
     """Remove the files that only an unfinished run needs."""
     storage.remove(f"{run_folder(run)}/_plan")
     storage.remove(f"{run_folder(run)}/_begun")
+    storage.remove(f"{run_folder(run)}/_rates")
+    storage.remove(f"{run_folder(run)}/_cancel")
 
 
 def plan_files(storage: ArchiveStorage, run: str) -> list[str]:
@@ -263,8 +292,13 @@ def plan_files(storage: ArchiveStorage, run: str) -> list[str]:
     ]
 
 
-def sent_rows(spark: SparkSession, storage: ArchiveStorage) -> DataFrame:
-    """The ledger of all ended runs, as `LEDGER`."""
+def sent_rows(spark: SparkSession, storage: ArchiveStorage, destination: str = "") -> DataFrame:
+    """The ledger of a destination, as `LEDGER`: what all ended runs sent there."""
+    return all_rows(spark, storage).where(f.col("destination") == destination)
+
+
+def all_rows(spark: SparkSession, storage: ArchiveStorage) -> DataFrame:
+    """The ledger of all destinations, as `LEDGER`."""
     version = last_version(storage, ROWS)
     if version is None:
         return spark.createDataFrame([], LEDGER)
@@ -290,7 +324,8 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
     """`PLANNED_COLUMNS` of the messages a run sent -> `LEDGER`."""
     request = run.request
     derived = f.concat(
-        f.lit(f"{ID_PREFIX}:{request.purpose}:"), f.concat_ws("/", f.lit(run.source), *TOKEN)
+        f.lit(id_prefix(request.purpose, request.to_topic)),
+        f.concat_ws("/", f.lit(run.origin), *TOKEN),
     ).cast("binary")
     own = f.col("key").isNotNull() & f.lit(request.mode == "pending")
     return sent.withColumns(
@@ -298,6 +333,7 @@ def ledger_rows(sent: DataFrame, run: BackfillRun) -> DataFrame:
             "run": f.lit(run.run),
             "purpose": f.lit(request.purpose),
             "via": f.lit("direct" if request.direct else "delay"),
+            "destination": f.lit(request.destination),
             "replay_id": f.col("id")
             if request.direct
             else f.when(own, f.col("id")).otherwise(derived),
@@ -312,7 +348,7 @@ def check_ended(storage: ArchiveStorage) -> None:
     if run is not None:
         raise ArchiveFailed(
             f"backfill {run.run} is unfinished, and needs what it would erase: complete it with "
-            "`chronos backfill --resume`, or end it with --abandon"
+            f"`chronos backfill --resume`, or end it with `chronos backfill cancel {run.run}`"
         )
 
 
@@ -376,16 +412,46 @@ def started_parts(storage: ArchiveStorage, run: str, attempt: int) -> list[int]:
 
 
 def record_sent(storage: ArchiveStorage, run: str, part: int, until: int) -> None:
-    """Record that a part was sent straight to its targets up to row `until`."""
+    """Record that a part was sent up to row `until`."""
     storage.write_json(f"{run_folder(run)}/_begun/until-{part:06}", until)
 
 
-def sent_directly(storage: ArchiveStorage, run: BackfillRun) -> list[int]:
-    """For each part the number of rows sent straight to their targets, as its tasks recorded."""
+def rows_recorded(storage: ArchiveStorage, run: BackfillRun) -> list[int]:
+    """For each part the number of rows that were sent at least, as its tasks recorded."""
     return [
         storage.read_json(f"{run_folder(run.run)}/_begun/until-{part:06}") or 0
         for part in range(len(run.rows))
     ]
+
+
+def change_rate(storage: ArchiveStorage, run: str, from_ms: int, rate: float) -> None:
+    """Record that a run sends `rate` messages per second from a time on. A change is a file of its
+    own, so that commands that run at the same time overwrite nothing."""
+    storage.write_json(f"{run_folder(run)}/_rates/{from_ms:015}-{uuid4().hex}", rate)
+
+
+def rate_changes(storage: ArchiveStorage, run: str) -> list[tuple[int, float]]:
+    """`(from_ms, messages per second)` of each change of a run's rate, in the order of time."""
+    folder = f"{run_folder(run)}/_rates"
+    names = [name for name, _ in storage.files(folder) if not name.startswith("_")]
+    found = [(int(name[:15]), storage.read_json(f"{folder}/{name}")) for name in names]
+    return [(from_ms, rate) for from_ms, rate in found if rate is not None]
+
+
+def ask_to_cancel(storage: ArchiveStorage, run: str) -> None:
+    """Record that a run is to be cancelled: the command that sends it ends, and none resumes it."""
+    storage.write(f"{run_folder(run)}/_cancel/asked", b"")
+
+
+def is_to_be_cancelled(storage: ArchiveStorage, run: BackfillRun) -> bool:
+    """True if somebody has asked to cancel the run, and it is not cancelled yet."""
+    return run.state == "cancelling" or storage.exists(f"{run_folder(run.run)}/_cancel")
+
+
+def ids_sent(spark: SparkSession, storage: ArchiveStorage, run: str) -> DataFrame:
+    """Column `replay_id` of the messages that an ended run sent through the delay topic."""
+    rows = all_rows(spark, storage)
+    return rows.where((f.col("run") == run) & (f.col("via") == "delay")).select("replay_id")
 
 
 def transactional_id(cluster: str, run: str, attempt: int, part: int) -> str:
@@ -426,6 +492,6 @@ def check_log(
     if why is not None:
         raise ArchiveFailed(
             f"it cannot be determined how much of run {run.run} was sent: {why}. `chronos "
-            "backfill --abandon` counts all of it as sent; messages that the audit then finds "
-            "missing can be sent for another --purpose"
+            f"backfill cancel {run.run}` counts all of it as sent; messages that are then missing "
+            "can be sent for another --purpose"
         )

@@ -10,7 +10,10 @@ class BackfillRequest(Struct, frozen=True, kw_only=True):
     """Which messages to replay, and how."""
 
     mode: str
-    """`missing`, `all`, `gone` or `pending`."""
+    """`missing`, `all`, `gone`, `pending`, `dead-letters` or `rejected`."""
+    reasons: list[str] = []
+    """Of modes `dead-letters` and `rejected`: values of `chronos-reason`; empty: all but
+    `expired`."""
     from_ms: int | None = None
     to_ms: int | None = None
     """The window of due times in epoch ms, `to_ms` excluded."""
@@ -33,5 +36,16 @@ class BackfillRequest(Struct, frozen=True, kw_only=True):
     compacted: bool = False
     """True to include messages for compacted targets, where a replay takes the place of a newer
     record of its key."""
+    to_topic: str | None = None
+    """Topic that all messages are sent to; None: each to its target."""
+    to_cluster: str | None = None
+    """Kafka's id of the cluster that all messages are sent to; None: the archived one."""
     options: list[str] = field(name="said", default_factory=list)
     """The options of the command, as given; an unfinished run is resumed by the same options."""
+
+    @property
+    def destination(self) -> str:
+        """The place whose ledger counts: topic, or cluster and topic; empty: the targets of the
+        messages."""
+        topic = self.to_topic or ""
+        return topic if self.to_cluster is None else f"{self.to_cluster}/{topic}"

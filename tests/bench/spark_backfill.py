@@ -8,7 +8,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.writer import BulkOpener
 from tests.bench.figures import Bench
 from tests.harness.service import Service
 from tests.integration.flow import read_committed
@@ -64,10 +63,9 @@ def _replay(
     bench: Bench, spark: SparkSession, cluster: str, messages: int
 ) -> tuple[float, BackfillReport]:
     """Seconds from the request to the last row of the ledger, and the report."""
-    from chronos.spark.backfill.job import Backfill
-    from chronos.spark.backfill.sending import BackfillContext
     from chronos.spark.request import BackfillRequest
     from chronos.spark.storage import ArchiveStorage
+    from tests.spark.backfills import backfill_of
 
     bench.broker.create_topic(
         f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
@@ -89,10 +87,8 @@ def _replay(
         progress_topic=f"{cluster}.progress",
         transaction_timeout_s=10,
     )
-    opener = BulkOpener(bootstrap_servers=bench.broker.bootstrap, properties={}, timeout_s=30.0)
     try:
-        context = BackfillContext(spark=spark, storage=storage, brokers=brokers, opener=opener)
-        job = Backfill(context, bootstrap_servers=bench.broker.bootstrap)
+        job = backfill_of(spark, storage, brokers, bench.broker.bootstrap)
         began = time.monotonic()
         planned = job.plan(
             BackfillRequest(mode="missing", from_ms=START_MS, to_ms=START_MS + messages * GAP_MS)

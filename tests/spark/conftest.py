@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-WITHOUT_SPARK = {"test_backfill_request.py", "test_progress.py"}
+WITHOUT_SPARK = {"test_backfill_pace.py", "test_backfill_request.py", "test_progress.py"}
 """Modules that import neither PySpark nor Arrow: `./scripts/test fast` runs them on Python
 alone."""
 

@@ -9,19 +9,17 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql import SparkSession
 
-from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.shard.progress import NO_OUTCOMES, Progress, pack_progress
 from chronos.spark import runs
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import Audit, audit
-from chronos.spark.backfill.job import Backfill
-from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.request import BackfillRequest
 from chronos.spark.session import Step, ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.broker import Broker
 from tests.integration.flow import now_ms
+from tests.spark.backfills import backfill_of
 from tests.spark.histories import HOUR_MS
 from tests.spark.logs import SHARDS, Logs
 
@@ -115,15 +113,7 @@ class Drill:
 
     def to_send(self) -> int:
         """The number of messages that a backfill would send by default."""
-        opener = BulkOpener(
-            bootstrap_servers=self.logs.broker.bootstrap, properties={}, timeout_s=30
-        )
-        job = Backfill(
-            BackfillContext(
-                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=opener
-            ),
-            bootstrap_servers=self.logs.broker.bootstrap,
-        )
+        job = backfill_of(self.spark, self.storage, self.brokers, self.logs.broker.bootstrap)
         planned = job.plan(
             BackfillRequest(mode="missing", from_ms=self.due_ms, to_ms=self.due_ms + 60_000)
         )

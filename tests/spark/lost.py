@@ -45,9 +45,11 @@ def write_lost(
     target: str,
     messages: int,
     shards: int,
+    dead: int = 0,
 ) -> None:
     """Write the archive. `messages` is a multiple of `shards`; every fifth message has an id of its
-    own."""
+    own. The first `dead` messages were dead-lettered, and the dead letter of the first one was
+    discarded."""
     from pyspark.sql import functions as f
 
     from chronos.spark import schema
@@ -120,10 +122,43 @@ def write_lost(
     ]
     progress = spark.createDataFrame(steps, schema.columns_of(schema.PROGRESS))
     written[schema.PROGRESS.name] = write_table(progress, schema.PROGRESS, commits)
+    if dead:
+        written |= write_dead(spark, commits, delay, shards, dead, end_ms)
     read = [("messages", delay, number, each) for number in range(shards)]
     read += [("progress", f"{cluster}.progress", number, 3) for number in range(shards)]
     read += [("deliveries", target, number, 0) for number in range(shards)]
     write_reads(commits, written, read, end_ms)
+
+
+def write_dead(
+    spark: SparkSession, commits: Commits, delay: str, shards: int, dead: int, end_ms: int
+) -> dict[str, Commit]:
+    """Write the decisions and the letters of the first messages."""
+    from pyspark.sql.types import StructType
+
+    from chronos.spark import schema
+
+    decided_ms = end_ms - 3 * HOUR_MS
+    tokens = [(number % shards, number // shards, 1) for number in range(dead)]
+    decisions = spark.createDataFrame(
+        [
+            (*token, 1, decided_ms, START_MS + at * GAP_MS, "dead-letter", "target-missing", 1)
+            for at, token in enumerate(tokens)
+        ],
+        "shard int, source_offset long, occurrence int, progress_offset long, decided_ms long,"
+        " position_due_ms long, outcome string, reason string, attempt int",
+    )
+    marker = [("chronos-resolution", b"discarded"), ("chronos-resolved", b"0")]
+    rows: list[tuple[Any, ...]] = [
+        ("dead", 0, at, decided_ms, None, delay, *token, 1) for at, token in enumerate(tokens)
+    ]
+    rows.append(("dead", 0, dead, decided_ms, marker, None, None, None, 1, 1))
+    names = "topic partition offset timestamp_ms headers source_topic shard source_offset"
+    names += " occurrence attempt"
+    columns = schema.columns_of(schema.DEAD_LETTERS)
+    letters = spark.createDataFrame(rows, StructType([columns[name] for name in names.split()]))
+    tables = ((decisions, schema.DECISIONS), (letters, schema.DEAD_LETTERS))
+    return {table.name: write_table(rows, table, commits) for rows, table in tables}
 
 
 def begin_commits(spark: SparkSession, storage: ArchiveStorage) -> Commits:

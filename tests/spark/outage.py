@@ -11,12 +11,10 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.writer import BulkOpener
 from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.ledger import BackfillReport
 from chronos.spark.request import BackfillRequest
 from chronos.spark.session import ignore
@@ -34,6 +32,7 @@ from tests.integration.flow import (
     now_ms,
     read_committed,
 )
+from tests.spark.backfills import backfill_of
 
 
 class Outage:
@@ -57,7 +56,6 @@ class Outage:
         self.delay = self.flow.delay
         self.later: list[Sent] = []
         """Messages sent only to prove that the earlier ones are settled."""
-        self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30)
 
     def __enter__(self) -> Self:
         self.service.start()
@@ -139,12 +137,8 @@ class Outage:
 
     def backfill(self) -> Backfill:
         """The backfills of this archive and cluster."""
-        return Backfill(
-            BackfillContext(
-                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=self.opener
-            ),
-            bootstrap_servers=self.broker.bootstrap,
-            delay_topic=self.delay,
+        return backfill_of(
+            self.spark, self.storage, self.brokers, self.broker.bootstrap, delay_topic=self.delay
         )
 
     def replay(self, mode: str, **asked: Any) -> BackfillReport:

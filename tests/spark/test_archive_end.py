@@ -12,7 +12,6 @@ import typer
 from msgspec import structs
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.writer import BulkOpener
 from chronos.cli.output import Format
 from chronos.cli.spark.audit import _publish
 from chronos.cli.spark.backfill import RunOptions, _replay, check_end
@@ -20,11 +19,11 @@ from chronos.errors import ArchiveFailed
 from chronos.spark.archive.job import archive
 from chronos.spark.audit.job import EmptyWindow, audit
 from chronos.spark.backfill.job import Backfill
-from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.request import BackfillRequest
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
+from tests.spark.backfills import backfill_of
 from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, archive_of, write_archive
 from tests.spark.histories import HOUR_MS
 from tests.spark.logs import Logs
@@ -140,12 +139,7 @@ def backfills(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, storage: ArchiveStorage
 ) -> Backfill:
     """Backfills of an archive to the topics."""
-    opener = BulkOpener(bootstrap_servers=logs.broker.bootstrap, properties={}, timeout_s=30)
-    return Backfill(
-        BackfillContext(spark=spark, storage=storage, brokers=brokers, opener=opener),
-        bootstrap_servers=logs.broker.bootstrap,
-        delay_topic=logs.delay,
-    )
+    return backfill_of(spark, storage, brokers, logs.broker.bootstrap, delay_topic=logs.delay)
 
 
 @pytest.mark.parametrize("lost", [0, 3])

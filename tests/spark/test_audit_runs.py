@@ -16,11 +16,8 @@ import pytest
 from confluent_kafka import Message, Producer
 
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.adapters.kafka.writer import BulkOpener
 from chronos.spark.archive.job import ArchivePlan, archive
 from chronos.spark.audit.job import Audit, audit
-from chronos.spark.backfill.job import Backfill
-from chronos.spark.backfill.sending import BackfillContext
 from chronos.spark.request import BackfillRequest
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
@@ -28,6 +25,7 @@ from tests.harness.broker import Broker
 from tests.harness.service import Service
 from tests.integration.flow import SHARDS, Sent, now_ms, read_committed, text_headers
 from tests.integration.mixture import MixedFlow
+from tests.spark.backfills import backfill_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,13 +211,7 @@ class Run:
         """The number of messages that `chronos backfill --missing-only --dry-run` would send."""
         brokers = self._brokers()
         try:
-            opener = BulkOpener(
-                bootstrap_servers=self._broker.bootstrap, properties={}, timeout_s=30
-            )
-            job = Backfill(
-                BackfillContext(spark=spark, storage=self.storage, brokers=brokers, opener=opener),
-                bootstrap_servers=self._broker.bootstrap,
-            )
+            job = backfill_of(spark, self.storage, brokers, self._broker.bootstrap)
             plan = job.plan(
                 BackfillRequest(mode="missing", from_ms=self.began_ms - 60_000, to_ms=end_ms)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,15 +34,25 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from msgspec import Struct, structs
 
 from chronos.adapters.kafka.connection import BATCH_BYTES
-from chronos.adapters.kafka.writer import BulkOpener
+from chronos.adapters.kafka.log import KafkaLog
 from chronos.cli.output import Format
-from chronos.cli.spark.backfill import RunOptions, _end, _replay, other_modes
+from chronos.cli.spark.backfill import (
+    RunOptions,
+    _end,
+    _replay,
+    change_rate,
+    other_modes,
+    run_named,
+)
+from chronos.client import NotFound
+from chronos.core.timefmt import parse_time_ms
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
+from chronos.spark.audit.job import audit
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill
+from chronos.spark.backfill.pace import AHEAD_MS, Pace
 from chronos.spark.backfill.sending import (
-    BackfillContext,
     SendingJob,
     records_of,
     send_parts,
@@ -50,6 +62,7 @@ from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.waiting import NotInTime, wait_until
 from tests.integration.flow import read_committed
+from tests.spark.backfills import backfill_of, opener_of
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
 from tests.spark.lost import GAP_MS, START_MS, expected, last_json, write_lost
@@ -90,6 +103,7 @@ class Lost:
         directory: Path,
         messages: int,
         plan: PlanMade | None = None,
+        dead: int = 0,
     ) -> None:
         self.logs = Logs(broker)
         if plan is not None:
@@ -106,19 +120,15 @@ class Lost:
             target=self.logs.target,
             messages=messages,
             shards=SHARDS,
+            dead=dead,
         )
         self.brokers = self.logs.brokers()
-        self.opener = BulkOpener(bootstrap_servers=broker.bootstrap, properties={}, timeout_s=30.0)
+        self.opener = opener_of(broker.bootstrap)
         self.request = BackfillRequest(mode="missing", from_ms=T, to_ms=T + messages * GAP_MS)
 
     def job(self) -> Backfill:
         """A new driver: it knows only the archive and the log."""
-        return Backfill(
-            BackfillContext(
-                spark=self.spark, storage=self.storage, brokers=self.brokers, opener=self.opener
-            ),
-            bootstrap_servers=self.logs.broker.bootstrap,
-        )
+        return backfill_of(self.spark, self.storage, self.brokers, self.logs.broker.bootstrap)
 
     def plan(self) -> BackfillReport:
         """Plan all messages, or take the plan that was made; nothing is sent."""
@@ -145,6 +155,7 @@ class Lost:
             cluster=self.logs.cluster,
             topic=self.logs.delay,
             to=self.logs.delay,
+            to_topic=None,
             run=run.run,
             purpose="backfill",
             mode="missing",
@@ -153,8 +164,8 @@ class Lost:
             attempt=1,
             files=files,
             done=[0] * len(files),
-            base_ms=T,
-            pace_ms=0.0,
+            pace=Pace(base_ms=T),
+            ahead_ms=None,
             opener=self.opener,
             batch_bytes=BATCH_BYTES,
         )
@@ -298,7 +309,7 @@ def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
     first = 0
     with lost.storage.open(f"{ledger.run_folder(job.run)}/_plan/{job.files[part]}") as stream:
         for batch in pq.ParquetFile(stream).iter_batches(1_000):
-            yield from records_of(batch, job, part, first, 0)
+            yield from records_of(batch, job, part, first, job.pace.due_ms)
             first += batch.num_rows
 
 
@@ -518,22 +529,350 @@ def test_a_part_is_sent_once_in_an_attempt(planned_400: Lost) -> None:
     assert lost.complaints() == []
 
 
-def test_an_abandoned_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
-    """The next run sends the rest, and no more."""
-    lost = planned_400
-    job, run = lost.begin()
+def half_sent(lost: Lost) -> BackfillRun:
+    """A run whose first attempt has sent 150 messages, and whose producer still runs."""
+    _, run = lost.begin()
     run.attempts.append(Attempt(number=1, began_ms=1))
-    files = ledger.plan_files(lost.storage, run.run)
-    dead = lost.first_attempt(run, files)
+    ledger.save_run(lost.storage, run)
+    dead = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
     ledger.record_started(lost.storage, run.run, 1, 0)
     writer = lost.opener.open(ledger.transactional_id(lost.logs.cluster, run.run, 1, 0))
     writer.send(list(rows_of_part(lost, dead, 0))[:150])
-    report = job.abandon(run)
-    assert (report.state, report.messages) == ("abandoned", 150)
-    assert ledger.sent_rows(lost.spark, lost.storage).count() == 150
+    return run
+
+
+def cancels(lost: Lost) -> Counter[bytes]:
+    """The ids that records of the delay topic cancel, each after its message."""
+    seen, found = set(), Counter[bytes]()
+    for message in read_committed(lost.logs.broker.bootstrap, lost.logs.delay):
+        id_ = message.key()
+        assert isinstance(id_, bytes)
+        if ("chronos-action", b"cancel") in (message.headers() or []):
+            assert (id_ in seen, message.value()) == (True, None)
+            found[id_] += 1
+        seen.add(id_)
+    return found
+
+
+def test_a_cancelled_run_leaves_what_it_had_sent_in_the_ledger(planned_400: Lost) -> None:
+    """What is in the delay topic is cancelled by id, in the partition of its message; the next run
+    sends the rest, and no more."""
+    lost = planned_400
+    run = half_sent(lost)
+    report = lost.job().cancel(run)
+    assert (report.state, report.messages, report.cancels) == ("cancelled", 150, 150)
+    rows = ledger.sent_rows(lost.spark, lost.storage).collect()
+    assert cancels(lost) == Counter(bytes(row["replay_id"]) for row in rows)
+    assert len(rows) == 150
     assert lost.job().unfinished() is None
     planned = lost.job().plan(lost.request)
     assert (planned.messages, planned.sent_before) == (250, 150)
+
+
+def test_a_cancel_that_was_killed_is_completed(planned_400: Lost) -> None:
+    """Before anything was known, nothing more is sent; after that, the cancels are written again;
+    after the end, nothing is left to do."""
+    lost = planned_400
+    run = half_sent(lost)
+    ledger.ask_to_cancel(lost.storage, run.run)
+    with pytest.raises(ArchiveFailed, match="is to be cancelled"):
+        lost.job().send(lost.job().unfinished() or run)
+    with pytest.raises(ArchiveFailed, match="is to be cancelled"):
+        _end(lost.job(), run, lost.request, Format.json, RunOptions(yes=True, resume=True))
+    lost.job().cancel(run)
+    for state, times in (("cancelling", 2), ("cancelled", 2), ("done", 3)):
+        run.state = state
+        ledger.save_run(lost.storage, run)
+        left = lost.job().unfinished()
+        assert (left is not None) == (state == "cancelling")
+        report = lost.job().cancel(run_named(lost.storage, run.run))
+        assert (report.state, report.messages, report.cancels) == ("cancelled", 150, 150)
+        assert set(cancels(lost).values()) == {times}
+    assert ledger.sent_rows(lost.spark, lost.storage).count() == 150
+
+
+def test_nothing_is_cancelled_in_a_topic_that_was_created_again(planned_400: Lost) -> None:
+    """All of the run counts as sent, because the log no longer shows what was."""
+    lost = planned_400
+    run = half_sent(lost)
+    lost.logs.delete(lost.logs.delay)
+    lost.logs.create(lost.logs.delay)
+    report = lost.job().cancel(run)
+    assert (report.state, report.messages, report.cancels) == ("cancelled", 400, 0)
+    assert cancels(lost) == Counter()
+
+
+def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that does the work, and what it returned or raised."""
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except ArchiveFailed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def with_rate(lost: Lost, rate: float) -> tuple[Backfill, BackfillRun]:
+    """A run with a rate, which has not sent anything."""
+    job, run = lost.begin()
+    run.request = structs.replace(run.request, rate=rate)
+    ledger.save_run(lost.storage, run)
+    return job, run
+
+
+def test_a_command_that_sends_ends_when_its_run_is_to_be_cancelled(planned_400: Lost) -> None:
+    """What it had sent by then is cancelled."""
+    lost = planned_400
+    job, run = with_rate(lost, 0.5)
+    thread, ended = in_background(lambda: job.send(run))
+    wait_until(lambda: lost.in_log() > 0, timeout_s=60)
+    ledger.ask_to_cancel(lost.storage, run.run)
+    thread.join(60)
+    assert "is to be cancelled" in str(ended[0])
+    report = lost.job().cancel(run_named(lost.storage, run.run))
+    assert 5 <= report.messages == report.cancels < 60
+    assert sum(cancels(lost).values()) == report.messages
+
+
+def test_a_run_takes_another_rate_while_it_sends(
+    planned_400: Lost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each message is sent at most `AHEAD_MS` before it is due; those due from the time that the
+    command names follow each other at the new rate, the others at the old one."""
+    lost = planned_400
+    job, run = with_rate(lost, 20.0)
+    thread, ended = in_background(lambda: job.send(run))
+    wait_until(lambda: lost.in_log() > 0, timeout_s=60)
+    change_rate(Format.json, lost.storage.uri, run.run, 200.0)
+    from_ms = parse_time_ms(last_json(capsys.readouterr().out)["from"])
+    thread.join(120)
+    assert (ended[0].messages, ended[0].attempts) == (400, 1)
+    assert lost.complaints() == []
+    due: list[tuple[int, int]] = []
+    for message in read_committed(lost.logs.broker.bootstrap, lost.logs.delay):
+        headers: dict[str, bytes] = dict(message.headers() or [])  # type: ignore[arg-type]
+        due_ms = int(headers["chronos-deliver-at"])
+        assert due_ms - message.timestamp()[1] <= AHEAD_MS
+        due.append((int(headers["x-chronos-replay"].split(b"/")[2]), due_ms))
+    times = [due_ms for _, due_ms in sorted(due)]
+    gaps = {
+        is_new: {
+            after - before
+            for before, after in itertools.pairwise(times)
+            if (before >= from_ms) == (after >= from_ms) == is_new
+        }
+        for is_new in (False, True)
+    }
+    assert gaps[False] <= {49, 50, 51}
+    assert gaps[True] <= {4, 5, 6}
+    assert gaps[True]
+
+
+def test_a_rate_is_refused_for_a_run_that_has_none_or_has_ended(planned_400: Lost) -> None:
+    """And for one that is not there, whose name is no path either."""
+    lost = planned_400
+    job, run = lost.begin()
+
+    def change(name: str = run.run, rate: float = 5.0) -> None:
+        change_rate(Format.text, lost.storage.uri, name, rate)
+
+    with pytest.raises(typer.BadParameter, match="not started with --rate"):
+        change()
+    with pytest.raises(typer.BadParameter, match="more than 0"):
+        change(rate=0.0)
+    for name in ("nothing", f"../sent/run={run.run}"):
+        with pytest.raises(NotFound, match=f"the last ones are {run.run}") as refused:
+            change(name)
+        assert refused.value.exit_code == 4
+    run.request = structs.replace(run.request, rate=200.0)
+    ledger.save_run(lost.storage, run)
+    change(rate=100_000.0)
+    job.send(run)
+    with pytest.raises(typer.Exit) as ended:
+        change()
+    assert ended.value.exit_code == 1
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_sent_to_one_topic_counts_only_there(
+    make: Callable[[int], Lost], direct: bool
+) -> None:
+    """The messages can be sent to their targets for the same purpose, and are still missing."""
+    lost = make(400)
+    repair = f"{lost.logs.cluster}.repair"
+    asked = structs.replace(lost.request, to_topic=repair, direct=direct)
+    job = lost.job()
+    planned = job.plan(asked)
+    assert planned.absent_targets == [repair]
+    assert (planned.messages, planned.no_target) == ((0, 400) if direct else (400, 0))
+    job.discard(planned)
+    lost.logs.create(repair)
+    planned = job.plan(asked)
+    assert (planned.messages, planned.absent_targets) == (400, [])
+    assert planned.targets == {lost.logs.target: 400}
+    job.send(job.begin(planned))
+    topic = repair if direct else lost.logs.delay
+    found = list(read_committed(lost.logs.broker.bootstrap, topic))
+    assert len({message.value() for message in found}) == len(found) == 400
+    if not direct:
+        assert {dict(message.headers() or [])["chronos-target-topic"] for message in found} == {
+            repair.encode()
+        }
+    for request, left in ((asked, 0), (lost.request, 400)):
+        planned = job.plan(request)
+        assert (planned.messages, planned.sent_before) == (left, 400 - left)
+        job.discard(planned)
+    rows = ledger.sent_rows(lost.spark, lost.storage, repair).collect()
+    assert {(row["destination"], row["target"]) for row in rows} == {(repair, lost.logs.target)}
+    audited = audit(lost.spark, lost.storage, from_ms=T, to_ms=T + 400 * GAP_MS)
+    assert audited.overall.counts["missing"] == 400
+
+
+def test_dead_letters_are_sent_again_by_reason(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """But for those that were discarded; and no other mode sends them."""
+    lost = Lost(spark, broker, tmp_path, 400, dead=10)
+    job = lost.job()
+    for mode, reasons, messages in (
+        ("missing", [], 390),
+        ("dead-letters", ["too-large"], 0),
+        ("dead-letters", ["target-missing"], 9),
+    ):
+        planned = job.plan(structs.replace(lost.request, mode=mode, reasons=reasons))
+        assert (mode, planned.messages) == (mode, messages)
+        if mode == "missing":
+            job.discard(planned)
+    assert job.send(job.begin(planned)).outcomes == {"dead-lettered": 9}
+    originals = {
+        dict(message.headers() or [])["x-chronos-replay-of"]
+        for message in read_committed(broker.bootstrap, lost.logs.delay)
+    }
+    assert originals == {
+        f"{lost.logs.delay}/{number % SHARDS}/{number // SHARDS}/1".encode()
+        for number in range(1, 10)
+    }
+    lost.brokers.close()
+
+
+class Elsewhere:
+    """Another Kafka cluster, which has topics of the same names."""
+
+    def __init__(self, lost: Lost, broker: Broker) -> None:
+        self.broker, self.delay = broker, lost.logs.delay
+        for topic in (lost.logs.delay, lost.logs.target):
+            broker.create_topic(topic, partitions=SHARDS)
+        self.brokers = KafkaLog(
+            bootstrap_servers=broker.bootstrap,
+            properties={},
+            progress_topic=lost.logs.progress,
+            transaction_timeout_s=10,
+            request_timeout_s=30,
+        )
+
+    def records(self) -> list[Any]:
+        """The committed records of its delay topic."""
+        return list(read_committed(self.broker.bootstrap, self.delay))
+
+    def originals(self) -> Counter[bytes]:
+        """How often each message is there, by the header that names its original."""
+        found = Counter[bytes]()
+        for message in self.records():
+            headers = dict(message.headers())
+            if "chronos-action" in headers and headers["chronos-action"] == b"backfill":
+                found[headers["x-chronos-replay-of"]] += 1
+        return found
+
+
+@pytest.fixture
+def elsewhere(planned_400: Lost, own_broker: Broker) -> Iterator[Elsewhere]:
+    """Another cluster than that of `planned_400`."""
+    cluster = Elsewhere(planned_400, own_broker)
+    yield cluster
+    cluster.brokers.close()
+
+
+def test_a_run_to_another_cluster_is_completed_and_counts_only_there(
+    planned_400: Lost, elsewhere: Elsewhere
+) -> None:
+    """A first attempt sent 150 messages. The names of the originals are in no conflict with those
+    of a topic of the same name there."""
+    lost = planned_400
+    to = elsewhere.brokers, elsewhere.broker.bootstrap
+    job = backfill_of(lost.spark, lost.storage, lost.brokers, lost.logs.broker.bootstrap, to=to)
+    planned = job.plan(lost.request)
+    run = job.begin(planned)
+    run.attempts.append(Attempt(number=1, began_ms=1))
+    ledger.save_run(lost.storage, run)
+    dead = lost.first_attempt(run, ledger.plan_files(lost.storage, run.run))
+    ledger.record_started(lost.storage, run.run, 1, 0)
+    writer = opener_of(elsewhere.broker.bootstrap).open(
+        ledger.transactional_id(lost.logs.cluster, run.run, 1, 0)
+    )
+    records = list(rows_of_part(lost, structs.replace(dead, topic=run.origin), 0))
+    writer.send(records[:150])
+
+    with pytest.raises(ArchiveFailed, match="give the same --to-cluster"):
+        _end(lost.job(), run, run.request, Format.json, RunOptions(yes=True))
+    report = job.send(job.unfinished() or run)
+    assert (report.messages, report.attempts) == (400, 2)
+    kafka_id = lost.brokers.cluster_id()
+    assert elsewhere.originals() == Counter(
+        f"{kafka_id}/{lost.logs.delay}/{number % SHARDS}/{number // SHARDS}/1".encode()
+        for number in range(400)
+    )
+    assert lost.in_log() == 0
+    for each, left in ((job, 0), (lost.job(), 400)):
+        planned = each.plan(lost.request)
+        assert (planned.messages, planned.sent_before) == (left, 400 - left)
+        each.discard(planned)
+    assert job.cancel(run_named(lost.storage, run.run)).cancels == 400
+    ids = Counter(message.key() for message in elsewhere.records())
+    assert set(ids.values()) == {2}
+    assert len(ids) == 400
+
+
+@pytest.mark.slow
+def test_the_command_sends_to_another_cluster_and_cancels_there(
+    planned_400: Lost, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    """The settings of the other service are in a file. A file that names the archived cluster is
+    refused."""
+    lost = planned_400
+
+    def settings(bootstrap: str) -> str:
+        path = tmp_path / f"{uuid.uuid4().hex}.yaml"
+        path.write_text(
+            f"log: {{kind: kafka, kafka: {{bootstrap_servers: '{bootstrap}'}}}}\n"
+            f"topics: {{delay: {elsewhere.delay}}}\n"
+        )
+        return str(path)
+
+    def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    same = ran([*lost.command(), "--to-cluster", settings(lost.logs.broker.bootstrap)])
+    assert (same.returncode, "names the Kafka cluster of --config" in same.stderr) == (2, True)
+    other = ["--to-cluster", settings(elsewhere.broker.bootstrap)]
+    sent = ran([*lost.command(), *other, "--over", "10h"])
+    assert sent.returncode == 0, sent.stderr[-4_000:]
+    run = last_json(sent.stdout)
+    assert f"run {run['run']} begins" in sent.stderr
+    assert (run["messages"], run["to_cluster"]) == (400, elsewhere.brokers.cluster_id())
+    cancel = [sys.executable, "-m", "chronos", "backfill", "cancel", run["run"], "--yes"]
+    cancel += ["-l", lost.storage.uri, "-o", "json", "--master", "local[2]"]
+    cancel += [*lost.logs.settings(), *conf(small()), *other]
+    ended = ran(cancel)
+    assert ended.returncode == 0, ended.stderr[-4_000:]
+    assert last_json(ended.stdout)["cancels"] == 400
+    assert len(elsewhere.originals()) == 400
+    assert len(elsewhere.records()) == 800
+    assert lost.in_log() == 0
 
 
 class Operator(io.StringIO):

@@ -22,9 +22,11 @@ from chronos.core.size import batch_bytes
 from chronos.spark import ledger
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill import selection
+from chronos.spark.backfill.pace import Pace
 from chronos.spark.backfill.sending import (
     PORTION_BYTES,
     PORTION_ROWS,
+    BulkRecord,
     SendingJob,
     records_of,
     rows_together,
@@ -44,6 +46,7 @@ JOB = SendingJob(
     cluster="c",
     topic="c.delay",
     to="c.delay",
+    to_topic=None,
     run="r1",
     purpose="p",
     mode="missing",
@@ -52,11 +55,19 @@ JOB = SendingJob(
     attempt=1,
     files=[],
     done=[],
-    base_ms=T + 500,
-    pace_ms=0.5,
+    pace=Pace(base_ms=T + 500, rates=[(0, 2_000.0)]),
+    ahead_ms=None,
     opener=BulkOpener(bootstrap_servers="", properties={}, timeout_s=1.0),
     batch_bytes=BATCH_BYTES,
 )
+
+
+def made(
+    batch: pa.RecordBatch, job: SendingJob, part: int = 0, first: int = 0, rank: int = 0
+) -> list[BulkRecord]:
+    """The records of a batch; `rank` is that of the part's row 0."""
+    return list(records_of(batch, job, part, first, lambda row: job.pace.due_ms(row + rank)))
+
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
 values = st.none() | st.binary(max_size=20)
@@ -130,7 +141,7 @@ def test_a_replay_schedules_the_lost_message_byte_for_byte(
     batch = batch_of(
         headers=headers, value=value, target_key=target_key, key=key, id=key or b"3-1-70"
     )
-    (record,) = records_of(batch, structs.replace(JOB, mode=mode), part=4, first=9, rank=-5)
+    (record,) = made(batch, structs.replace(JOB, mode=mode), part=4, first=9, rank=-5)
     topic, id_, payload, sent = record
     assert topic == "c.delay"
     derived = b"replay:p:c.delay/3/70/2"
@@ -154,11 +165,19 @@ def test_a_replay_schedules_the_lost_message_byte_for_byte(
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct: bool) -> None:
+@pytest.mark.parametrize("to_topic", [None, "o" * 249])
+def test_a_replay_is_never_larger_than_its_estimate(
+    spark: SparkSession, direct: bool, to_topic: str | None
+) -> None:
     """With the longest numbers, a key and many headers; and the estimate is at most 2.5 kB too
     large."""
     job = structs.replace(
-        JOB, direct=direct, run="20300101T000000-abcdef", purpose="p" * 64, topic="d" * 249
+        JOB,
+        direct=direct,
+        run="20300101T000000-abcdef",
+        purpose="p" * 64,
+        topic="d" * 249,
+        to_topic=to_topic,
     )
     plain = {
         "headers": [("n", None)] * 300,
@@ -177,9 +196,7 @@ def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct:
     }
     for row in (plain, plain | most):
         batch = batch_of(**row)
-        ((_, key, value, headers),) = records_of(
-            batch, job, part=module.PARTS_MAX, first=10**9, rank=0
-        )
+        ((_, key, value, headers),) = made(batch, job, part=module.PARTS_MAX, first=10**9, rank=0)
         planned = spark.createDataFrame(
             [
                 (
@@ -195,7 +212,9 @@ def test_a_replay_is_never_larger_than_its_estimate(spark: SparkSession, direct:
                 "array<struct<name string, value binary>>"
             ),
         )
-        asked = BackfillRequest(mode="missing", purpose=job.purpose, direct=direct)
+        asked = BackfillRequest(
+            mode="missing", purpose=job.purpose, direct=direct, to_topic=to_topic
+        )
         (estimate,) = planned.select(selection.replay_bytes(asked, job.topic)).collect()[0]
         assert 0 <= estimate - batch_bytes(key, value, headers) < 2_500
 
@@ -224,7 +243,7 @@ def test_a_replay_is_due_before_it_expires() -> None:
         (JOB, T + 501, T + 501),
         (structs.replace(JOB, expired=True), T + 550, None),
     ):
-        ((_, id_, value, headers),) = records_of(batch, job, part=0, first=100, rank=0)
+        ((_, id_, value, headers),) = made(batch, job, part=0, first=100, rank=0)
         command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
         assert isinstance(command, ConditionalSchedule)
         assert (command.entry.due_ms, command.entry.expire_at_ms) == (due_ms, expire_at_ms)
@@ -252,14 +271,14 @@ def test_a_pending_series_goes_on_and_a_missing_occurrence_comes_alone(
         due_ms=T + 60_000,
         expire_at_ms=T + 600_000,
     )
-    ((_, id_, value, headers),) = records_of(
+    ((_, id_, value, headers),) = made(
         batch, structs.replace(JOB, mode=mode), part=0, first=0, rank=0
     )
     command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1, attempts_max=10))
     assert isinstance(command, ConditionalSchedule)
     entry = command.entry
     assert entry.options is not None
-    assert (entry.due_ms, entry.expire_at_ms) == (T if repeats else JOB.base_ms, T + 600_000)
+    assert (entry.due_ms, entry.expire_at_ms) == (T if repeats else JOB.pace.base_ms, T + 600_000)
     assert (entry.options.attempts_max, entry.options.spread_ms) == (3, 300_000 if repeats else 0)
     repetition = entry.options.repetition
     assert (repetition is None, repetition and repetition.times) == (
@@ -272,7 +291,7 @@ def test_a_message_with_a_spread_that_is_pending_keeps_its_moment() -> None:
     batch = batch_of(
         headers=[("chronos-spread", b"5m")], value=b"v", target_key=None, due_ms=T + 60_000
     )
-    ((_, _, _, headers),) = records_of(
+    ((_, _, _, headers),) = made(
         batch, structs.replace(JOB, mode="pending"), part=0, first=0, rank=0
     )
     assert [value for name, value in headers if name == "chronos-deliver-at"] == [
@@ -281,11 +300,24 @@ def test_a_message_with_a_spread_that_is_pending_keeps_its_moment() -> None:
     assert "chronos-spread" not in dict(headers)
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_all_messages_can_be_sent_to_one_topic(direct: bool) -> None:
+    """Under ids that are in no conflict with replays to the targets."""
+    batch = batch_of(headers=[], value=b"v", target_key=None)
+    job = structs.replace(JOB, direct=direct, to_topic="repair")
+    ((topic, id_, value, headers),) = made(batch, job)
+    if direct:
+        assert topic == "repair"
+        return
+    command = parse(Record(0, T, id_, value, headers), Rules(shard=0, shards=1))
+    assert isinstance(command, ConditionalSchedule)
+    assert command.entry.target == "repair"
+    assert (topic, id_) == ("c.delay", b"replay:p@repair:c.delay/3/70/2")
+
+
 def test_a_direct_replay_has_the_requested_time() -> None:
     batch = batch_of(headers=[], value=b"v", target_key=None, due_ms=T + 60_000)
-    ((_, _, _, headers),) = records_of(
-        batch, structs.replace(JOB, direct=True), part=0, first=0, rank=0
-    )
+    ((_, _, _, headers),) = made(batch, structs.replace(JOB, direct=True), part=0, first=0, rank=0)
     assert dict(headers)["chronos-due-at"] == b"%d" % T
 
 
@@ -297,7 +329,7 @@ def test_a_replay_of_a_replay_names_what_it_repeats() -> None:
         (ledger.REPLAY_POSITION, b"r0/1/1"),
         (ledger.REPLAY_ID, b"o"),
     ]
-    ((_, _, _, headers),) = records_of(
+    ((_, _, _, headers),) = made(
         batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0
     )
     own = [pair for pair in headers if not pair[0].startswith("chronos-")]

@@ -36,7 +36,13 @@ def asked(**changed: Any) -> BackfillRequest:
         ({"modes": {"missing": True, "all": True}}, "choose one of"),
         ({"modes": {"all": True}, "start": None}, "--from"),
         ({"modes": {"gone": True}}, "--target"),
+        ({"modes": {"rejected": True}}, "--rejected needs --reason"),
+        ({"modes": {"dead-letters": True}, "reasons": ["x"]}, "no such reason"),
+        ({"reasons": ["past"]}, "--reason needs"),
         ({"modes": {"pending": True}, "rate": 5.0}, "--pending keeps"),
+        ({"modes": {"pending": True}, "to_topic": "t"}, "no --to-topic"),
+        ({"to_topic": "a b"}, "--to-topic"),
+        ({"modes": {"pending": True}, "to_cluster": "c.yaml"}, "not as --to-cluster"),
         ({"purpose": "a/b"}, "--purpose"),
         ({"over": "30m", "rate": 1.0}, "choose one of"),
         ({"over": "soon"}, "--over"),
@@ -62,4 +68,6 @@ def test_the_same_words_are_the_same_request() -> None:
     assert first.options == second.options != asked().options
     # An option of a later version does not change what the earlier ones wrote.
     assert asked(compacted=True).options == [*asked().options, "compacted"]
+    assert asked(modes={"rejected": True}, reasons=["past"]).options[-1] == "reason=past"
+    assert asked(to_topic="t").options == [*asked().options, "to-topic=t"]
     assert (first.over_ms, first.ids) == (1_800_000, ["ff"])

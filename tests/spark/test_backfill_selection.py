@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,9 +36,9 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         ("unknown", "gap"),
         ("cancelled", None),
         ("replaced", None),
-        ("expired", None),
-        ("dead-lettered", None),
-        ("rejected", None),
+        ("expired", "expired"),
+        ("dead-lettered", "target-missing"),
+        ("rejected", "past"),
         ("pending", "not-settled"),
         ("pending", "target-not-read-so-far"),
         ("skipped", None),
@@ -59,6 +59,11 @@ def every_outcome(spark: SparkSession) -> DataFrame:
         (BackfillRequest(mode="all"), [0, 1, 2, 3, 4, 11]),
         (BackfillRequest(mode="gone"), [0, 1, 2, 3, 4, 11]),
         (BackfillRequest(mode="pending"), [10, 13]),
+        (BackfillRequest(mode="dead-letters"), [8]),
+        (BackfillRequest(mode="dead-letters", reasons=["expired", "target-missing"]), [7, 8]),
+        (BackfillRequest(mode="dead-letters", reasons=["too-large"]), []),
+        (BackfillRequest(mode="rejected", reasons=["past", "conflict"]), [9]),
+        (BackfillRequest(mode="rejected", reasons=["conflict"]), []),
         (BackfillRequest(mode="all", targets=["t-0", "*-1"]), [0, 1, 3, 4]),
         (BackfillRequest(mode="all", targets=["t"]), []),
         (BackfillRequest(mode="all", ids=[b"id-2".hex(), b"id-5".hex()]), [2]),
@@ -78,6 +83,37 @@ def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: Spark
         every_outcome(spark), BackfillRequest(mode="pending"), {0: 10, 1: 13}
     )
     assert found.collect() == []
+
+
+def test_a_dead_letter_that_was_replayed_or_discarded_is_left_alone(spark: SparkSession) -> None:
+    """By its marker; or by the message of a replay whose marker is missing."""
+    units = spark.createDataFrame(
+        [(0, at, 1 + at // 7, b"i", "t", T, "dead-lettered") for at in range(9)],
+        "shard int, source_offset long, occurrence int, id binary, target string,"
+        " due_ms long, outcome string",
+    )
+    headers = "headers array<struct<name: string, value: binary>>"
+    letters: list[tuple[Any, ...]]
+    letters = [("dead", 1, 40 + at, "d", 0, at, 1, []) for at in range(7)]
+    letters += [("dead", 0, 43, "d", 0, 6, 1, []), ("dead", 1, 43, "other", 0, 6, 1, [])]
+    for resolution, resolved in ((b"replayed", b"41-42"), (b"discarded", b"30,43")):
+        marker = [("chronos-resolution", resolution), ("chronos-resolved", resolved)]
+        letters.append(("dead", 1, 99, None, None, None, 1, marker))
+    dead_letters = spark.createDataFrame(
+        letters,
+        "topic string, partition int, offset long, source_topic string, shard int,"
+        f" source_offset long, occurrence int, {headers}",
+    )
+    messages = spark.createDataFrame(
+        [
+            ([("chronos-replayed", of)],)
+            for of in (b"d/0/4", b"d/0/7", b"d/0/8/2", b"other/0/5", b"d/0/0/2")
+        ]
+        + [(None,)],
+        headers,
+    )
+    kept = selection.without_resolved(units, dead_letters, messages, "d").collect()
+    assert sorted(row["source_offset"] for row in kept) == [0, 5, 6, 7]
 
 
 def test_a_message_and_its_replays_count_once(spark: SparkSession) -> None:

@@ -90,6 +90,7 @@ def write_run(spark: SparkSession, storage: ArchiveStorage, state: str = "done")
         request=request,
         planned_ms=T,
         source=DELAY,
+        origin=DELAY,
         topic=DELAY,
         topic_id="t",
         begin={"0": 0},

@@ -120,7 +120,7 @@ def found(spark: SparkSession) -> dict[int, Any]:
 
 
 def _sent(offset: int, via: str, outcome: str) -> tuple[Any, ...]:
-    return ("r", "backfill", via, 3, offset, 1, outcome, b"i", b"replay", "orders", DUE_MS, 10)
+    return ("r", "backfill", via, 3, offset, 1, outcome, b"i", b"replay", "orders", DUE_MS, 10, "")
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[name for name, *_ in CASES])

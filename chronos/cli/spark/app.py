@@ -19,6 +19,35 @@ Location = Annotated[
         help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
     ),
 ]
+MaybeLocation = Annotated[
+    str | None,
+    typer.Option(
+        "--location",
+        "-l",
+        envvar="CHRONOS_ARCHIVE",
+        metavar="URI",
+        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+    ),
+]
+"""For a verb with verbs below it, which have a location of their own: see `need_location`."""
+ToClusterFile = Annotated[
+    str | None,
+    typer.Option(
+        "--to-cluster",
+        metavar="FILE",
+        help=(
+            "Send to the Kafka cluster of another service, whose YAML file with settings this is. "
+            "What was sent to it is counted apart."
+        ),
+    ),
+]
+ToReader = Annotated[
+    list[str] | None,
+    typer.Option("--to-kafka", metavar="KEY=VALUE", help="The same as --kafka, for --to-cluster."),
+]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run, as `chronos backfill` names it.")
+]
 Master = Annotated[
     str,
     typer.Option(
@@ -89,6 +118,14 @@ WantedHeaders = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Erase without asking for confirmation.")]
 AUTO_MASTER = "auto"
 
+
+def need_location(location: str | None) -> str:
+    """The location; typer.BadParameter if none was given."""
+    if location is None:
+        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
+    return location
+
+
 archive_app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -112,16 +149,7 @@ archive_app = typer.Typer(
 @archive_app.callback()
 def archive(
     context: typer.Context,
-    location: Annotated[
-        str | None,
-        typer.Option(
-            "--location",
-            "-l",
-            envvar="CHRONOS_ARCHIVE",
-            metavar="URI",
-            help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
-        ),
-    ] = None,
+    location: MaybeLocation = None,
     targets: Annotated[
         str | None,
         typer.Option(
@@ -167,8 +195,7 @@ def archive(
 ) -> None:
     if context.invoked_subcommand is not None:
         return
-    if location is None:
-        raise typer.BadParameter("give --location URI, or set CHRONOS_ARCHIVE, to name the archive")
+    location = need_location(location)
     from chronos.cli.spark.archive import run
 
     run(
@@ -412,8 +439,32 @@ def audit(
     )
 
 
+backfill_app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="""Send archived messages again, in bulk: the missing ones, or all messages of a window.
+
+    They go through the delay topic with payload and headers byte for byte, each under a new id
+    (with --pending under its own). The archive records which messages were sent, so none is sent
+    twice for the same purpose: after a kill the same command sends the rest, and a week later it
+    finds nothing to do. Run `chronos archive` first, and once more afterwards
+    (docs/how-to/backfill.md).
+
+    \b
+    Examples:
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --dry-run
+      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
+      chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
+      chronos backfill rate 20300131T101500-c0ffee 200 -l s3a://bucket/chronos
+      chronos backfill cancel 20300131T101500-c0ffee -c chronos.yaml -l s3a://bucket/chronos
+    """,  # noqa: E501
+)
+
+
+@backfill_app.callback()
 def backfill(
-    location: Location,
+    context: typer.Context,
+    location: MaybeLocation = None,
     start: DueFrom = None,
     end: DueTo = None,
     missing_only: Annotated[
@@ -446,6 +497,28 @@ def backfill(
             ),
         ),
     ] = False,
+    dead_letters: Annotated[
+        bool,
+        typer.Option(
+            "--dead-letters",
+            help=(
+                "Messages that were dead-lettered, and neither replayed nor discarded since; but "
+                "for expired ones, unless --reason names them."
+            ),
+        ),
+    ] = False,
+    rejected: Annotated[
+        bool,
+        typer.Option("--rejected", help="Valid records that were rejected with one of --reason."),
+    ] = False,
+    reasons: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reason",
+            metavar="REASON",
+            help="Only those with this chronos-reason, such as target-missing. May be repeated.",
+        ),
+    ] = None,
     targets: TargetPatterns = None,
     headers: WantedHeaders = None,
     ids: Annotated[
@@ -474,7 +547,11 @@ def backfill(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="N", help="Make N messages due per second, beginning now."),
+        typer.Option(
+            "--rate",
+            metavar="N",
+            help="Send N messages per second, beginning now; `chronos backfill rate` changes N.",
+        ),
     ] = None,
     direct: Annotated[
         bool,
@@ -483,6 +560,19 @@ def backfill(
             help="Send straight to the targets, without Chronos: at least once, not exactly once.",
         ),
     ] = False,
+    to_topic: Annotated[
+        str | None,
+        typer.Option(
+            "--to-topic",
+            metavar="TOPIC",
+            help=(
+                "Send all messages to this topic instead of their targets. What was sent to it is "
+                "counted apart."
+            ),
+        ),
+    ] = None,
+    to_cluster: ToClusterFile = None,
+    to_reader: ToReader = None,
     ignore_expiry: Annotated[
         bool,
         typer.Option(
@@ -522,12 +612,6 @@ def backfill(
             help="Only complete the unfinished run, with the options it was started with.",
         ),
     ] = False,
-    abandon: Annotated[
-        bool,
-        typer.Option(
-            "--abandon", help="Only end the unfinished run; its remaining messages are not sent."
-        ),
-    ] = False,
     reader: Reader = None,
     other_cluster: OtherCluster = False,
     master: Master = AUTO_MASTER,
@@ -536,24 +620,21 @@ def backfill(
     settings: Settings = None,
     output: Output = Format.text,
 ) -> None:
-    """Send archived messages again, in bulk: the missing ones, or all messages of a window.
-
-    They go through the delay topic with payload and headers byte for byte, each under a new id
-    (with --pending under its own). The archive records which messages were sent, so none is sent
-    twice for the same purpose: after a kill the same command sends the rest, and a week later it
-    finds nothing to do. Run `chronos archive` first, and once more afterwards
-    (docs/how-to/backfill.md).
-
-    \b
-    Examples:
-      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --dry-run
-      chronos backfill -c chronos.yaml -l /var/lib/chronos-archive --from -2h --target 'billing-*' --over 30m
-      chronos backfill -c chronos.yaml -l s3a://bucket/chronos --from -2h --all --purpose incident-42 --rate 500 --yes
-    """  # noqa: E501
-    from chronos.cli.spark.backfill import BackfillOptions, RunOptions, run
+    if context.invoked_subcommand is not None:
+        return
+    location = need_location(location)
+    from chronos.cli.spark.backfill import BackfillOptions, RunOptions, ToCluster, run
 
     asked = BackfillOptions(
-        modes={"missing": missing_only, "all": everything, "gone": gone, "pending": pending},
+        modes={
+            "missing": missing_only,
+            "all": everything,
+            "gone": gone,
+            "pending": pending,
+            "dead-letters": dead_letters,
+            "rejected": rejected,
+        },
+        reasons=reasons or [],
         start=start,
         end=end,
         targets=targets or [],
@@ -565,12 +646,75 @@ def backfill(
         direct=direct,
         expired=ignore_expiry,
         compacted=compacted,
+        to_topic=to_topic,
+        to_cluster=to_cluster,
     )
-    run_options = RunOptions(
-        yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume, abandon=abandon
-    )
+    run_options = RunOptions(yes=yes, dry_run=dry_run, beyond_archive=beyond_archive, resume=resume)
     options = SparkOptions(location=location, master=master, conf=conf or [])
     cluster = ClusterOptions(
         config=config, settings=settings or [], reader=reader or [], other_cluster=other_cluster
     )
-    run(output, options, cluster, asked, run_options)
+    to = ToCluster(config=to_cluster, reader=to_reader or [])
+    run(output, options, cluster, to, asked, run_options)
+
+
+@backfill_app.command("rate")
+def change_rate(
+    run: RunName,
+    rate: Annotated[float, typer.Argument(metavar="N", help="Messages per second.")],
+    location: Location,
+    output: Output = Format.text,
+) -> None:
+    """Change the rate of a run that was started with --rate, while it sends or before it is
+    resumed.
+
+    The run takes it within 5 s. What it has sent keeps its due time, so that the new rate is in
+    force after 15 s, with --direct after 5 s. Exit code 4 if there is no such run, 1 if it has
+    ended.
+
+    \b
+    Examples:
+      chronos backfill rate 20300131T101500-c0ffee 200 -l /var/lib/chronos-archive
+    """
+    from chronos.cli.spark.backfill import change_rate as change
+
+    change(output, location, run, rate)
+
+
+@backfill_app.command()
+def cancel(
+    run: RunName,
+    location: Location,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Cancel without asking for confirmation.")
+    ] = False,
+    to_cluster: ToClusterFile = None,
+    to_reader: ToReader = None,
+    reader: Reader = None,
+    other_cluster: OtherCluster = False,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """End a run: the rest is not sent, and what is pending in the delay topic is cancelled by id.
+
+    A command that sends the run now ends within 5 s. A run that has sent everything can be
+    cancelled too, such as one with --over. What was delivered before stays: its cancels go to the
+    rejected topic, as too-late. All that was sent counts as sent; another --purpose sends it again.
+    If the command is killed at any point, run it again. Exit code 4 if there is no such run.
+
+    \b
+    Examples:
+      chronos backfill cancel 20300131T101500-c0ffee -c chronos.yaml -l /var/lib/chronos-archive
+    """
+    from chronos.cli.spark.backfill import ToCluster
+    from chronos.cli.spark.backfill import cancel as cancel_run
+
+    options = SparkOptions(location=location, master=master, conf=conf or [])
+    cluster = ClusterOptions(
+        config=config, settings=settings or [], reader=reader or [], other_cluster=other_cluster
+    )
+    to = ToCluster(config=to_cluster, reader=to_reader or [])
+    cancel_run(output, options, cluster, to, run, yes=yes)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from chronos.spark.audit.job import FoundDeliveries
 
 
-def settings_of(options: ClusterOptions) -> Config:
+def settings_of(options: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Config:
     """The cluster's configuration; ConfigurationError if the log is not Kafka."""
-    config = load(options.config, os.environ, options.settings)
+    config = load(options.config, environ, options.settings)
     if config.log.kind != "kafka":
         raise ConfigurationError(
             [

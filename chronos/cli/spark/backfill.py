@@ -1,9 +1,12 @@
 """`chronos backfill`: archived messages sent again in bulk, once the plan is accepted, or with
-`--yes`. An unfinished run is resumed or abandoned first."""
+`--yes`. An unfinished run is resumed first; a run can be given another rate, or be
+cancelled."""
 
+import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +17,29 @@ from chronos.cli.options import ClusterOptions, SparkOptions, confirm
 from chronos.cli.output import Format, note, number, printable, put, put_json, size, table
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
+from chronos.client import NotFound
+from chronos.core.message import REASON_LABELS
+from chronos.core.shard.rules import TOPIC_NAME
 from chronos.core.timefmt import format_time, parse_duration_ms
 from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
+    from chronos.cli.spark.jobs import ProgressDisplay
+    from chronos.config import Config
     from chronos.spark.backfill.job import Backfill
+    from chronos.spark.backfill.sending import KafkaSource
     from chronos.spark.ledger import BackfillReport, BackfillRun
     from chronos.spark.request import BackfillRequest
+    from chronos.spark.storage import ArchiveStorage
 
 TARGETS_SHOWN = 20
 """Targets shown on the terminal; `-o json` has all of the report."""
 
 PARTITIONS_SHOWN = 40
 """Partitions of gone messages shown on the terminal; `-o json` has all of the report."""
+
+RUNS_NAMED = 3
+"""Runs that are named to somebody who names one that is not there."""
 
 _confirm = partial(confirm, shown="plan", done="sent")
 
@@ -48,6 +61,18 @@ class BackfillOptions(Struct, frozen=True, kw_only=True):
     direct: bool
     expired: bool
     compacted: bool = False
+    to_topic: str | None = None
+    to_cluster: str | None = None
+    reasons: list[str] = []
+
+
+class ToCluster(Struct, frozen=True, kw_only=True):
+    """The options that name another Kafka cluster to send to."""
+
+    config: str | None = None
+    """The path of its service's settings; None: the archived cluster."""
+    reader: list[str] = []
+    """`KEY=VALUE` for Spark's Kafka source."""
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -57,7 +82,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     beyond_archive: bool = False
     resume: bool = False
-    abandon: bool = False
 
 
 def request_of(asked: BackfillOptions) -> "BackfillRequest":
@@ -78,6 +102,9 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
     options = [mode, f"{asked.start}", f"{asked.end}", *asked.targets, *asked.headers, *asked.ids]
     options += [asked.purpose, *map(str, (asked.over, asked.rate, asked.direct, asked.expired))]
     options += ["compacted"] if asked.compacted else []
+    options += [f"reason={reason}" for reason in asked.reasons]
+    options += [] if asked.to_topic is None else [f"to-topic={asked.to_topic}"]
+    options += [] if asked.to_cluster is None else [f"to-cluster={asked.to_cluster}"]
     return BackfillRequest(
         mode=mode,
         from_ms=from_ms,
@@ -91,6 +118,8 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
         rate=asked.rate,
         expired=asked.expired,
         compacted=asked.compacted,
+        to_topic=asked.to_topic,
+        reasons=asked.reasons,
         options=options,
     )
 
@@ -98,7 +127,9 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
 def _mode(modes: dict[str, bool]) -> str:
     chosen = [mode for mode, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
-        raise typer.BadParameter("choose one of --missing-only, --all, --gone and --pending")
+        raise typer.BadParameter(
+            "choose one of --missing-only, --all, --gone, --pending, --dead-letters and --rejected"
+        )
     return chosen[0] if chosen else "missing"
 
 
@@ -108,92 +139,235 @@ def _check(mode: str, asked: BackfillOptions) -> None:
         raise typer.BadParameter("--gone needs --target: it reads the whole of each target")
     if mode == "all" and asked.start is None:
         raise typer.BadParameter("--all needs --from: everything due since then is sent again")
+    if asked.reasons and mode not in ("dead-letters", "rejected"):
+        raise typer.BadParameter("--reason needs --dead-letters or --rejected")
+    if mode == "rejected" and not asked.reasons:
+        raise typer.BadParameter("--rejected needs --reason: most rejected records stay wrong")
+    for reason in asked.reasons:
+        if reason not in REASON_LABELS:
+            raise typer.BadParameter(f"--reason {printable(reason)}: no such reason")
     if PURPOSE.fullmatch(asked.purpose) is None:
         raise typer.BadParameter("--purpose: 1 to 64 letters, digits, dots, dashes and underscores")
     if asked.over is not None and asked.rate is not None:
         raise typer.BadParameter("choose one of --over and --rate")
+    if mode == "pending" and asked.to_cluster is not None:
+        raise typer.BadParameter(
+            "--pending restores messages: give the settings of the new cluster as --config, not as "
+            "--to-cluster"
+        )
+    if asked.to_topic is not None:
+        if mode == "pending":
+            raise typer.BadParameter("--pending restores messages for their targets: no --to-topic")
+        if TOPIC_NAME.fullmatch(asked.to_topic) is None:
+            raise typer.BadParameter("--to-topic: give the name of one topic")
     if mode == "pending" and (asked.over is not None or asked.rate is not None or asked.direct):
         raise typer.BadParameter(
             "--pending keeps due times: it cannot be combined with --over, --rate or --direct"
         )
-    if asked.rate is not None and asked.rate <= 0:
-        raise typer.BadParameter("--rate: give more than 0 messages per second")
+    if asked.rate is not None:
+        _check_rate("--rate", asked.rate)
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0 < rate < math.inf:
+        raise typer.BadParameter(f"{name}: give more than 0 messages per second")
 
 
 def run(
     output: Format,
     options: SparkOptions,
     cluster: ClusterOptions,
+    to: ToCluster,
     asked: BackfillOptions,
     run_options: RunOptions,
 ) -> None:
     """End an unfinished run first; then plan, ask for confirmation and send."""
-    if run_options.resume and run_options.abandon:
-        raise typer.BadParameter("choose one of --resume and --abandon")
-    config, location = settings_of(cluster), options.location
-    reading = {f"kafka.{key}": value for key, value in pairs(cluster.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
     need_spark()
     request = request_of(asked)
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.node.opening import open_bulk, open_kafka
-    from chronos.spark.backfill.job import Backfill
-    from chronos.spark.backfill.sending import BackfillContext
-    from chronos.spark.storage import ArchiveStorage
-
-    kafka = config.log.kafka
-    assert kafka.bootstrap_servers is not None
-    brokers = open_kafka(config)
     try:
-        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
-        brokers.names()
-        with spark_job("backfill", options) as (
-            spark,
-            display,
-            _,
-        ):
-            context = BackfillContext(
-                spark=spark,
-                storage=ArchiveStorage(location),
-                brokers=brokers,
-                opener=open_bulk(config),
-                watch=display,
-            )
-            job = Backfill(
-                context,
-                bootstrap_servers=kafka.bootstrap_servers,
-                delay_topic=config.topics.delay,
-                reader={**java_properties(kafka.properties), **reading},
-                other_cluster=cluster.other_cluster,
-            )
+        with _job(options, cluster, to) as (job, config, to_config, display):
             if request.mode != "pending" and (job.cluster, job.topic) != (
                 config.cluster,
                 config.topics.delay,
             ):
                 raise ArchiveFailed(
-                    f"{location} is the archive of {job.cluster} with {job.topic}, not of "
+                    f"{options.location} is the archive of {job.cluster} with {job.topic}, not of "
                     f"{config.cluster} with {config.topics.delay}: choose another --location, or "
                     "the --config of that cluster"
                 )
+            topics = to_config.topics
+            own = (topics.delay, topics.progress, topics.rejected, topics.dead_letter)
+            if request.to_topic in (*own, topics.cluster):
+                raise typer.BadParameter(f"--to-topic {request.to_topic}: a topic of Chronos's own")
             with job.locked():
                 left = job.unfinished()
                 if left is not None:
                     display.pause()
                     _end(job, left, request, output, run_options, display.pause)
-                elif run_options.resume or run_options.abandon:
+                elif run_options.resume:
                     display.pause()
                     note("there is no unfinished run")
-                if not (run_options.resume or run_options.abandon):
+                if not run_options.resume:
                     _replay(job, request, output, run_options, display.pause)
     except KeyboardInterrupt:
         note(
             "stopped; the archive records what was sent: the same command sends the rest, "
-            "--abandon ends the run"
+            "`chronos backfill cancel` ends the run"
         )
         raise typer.Exit(1) from None
+
+
+@contextmanager
+def _job(
+    options: SparkOptions, cluster: ClusterOptions, to: ToCluster
+) -> Iterator[tuple["Backfill", "Config", "Config", "ProgressDisplay"]]:
+    """The backfills of an archive, with the settings of its service, and of the one to send to."""
+    config = settings_of(cluster)
+    to_config = config
+    if to.config is not None:
+        # Variables of the environment name the archived cluster.
+        to_config = settings_of(
+            ClusterOptions(config=to.config, settings=[], reader=[], other_cluster=False),
+            environ={},
+        )
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.node.opening import open_bulk
+    from chronos.spark.backfill.job import Backfill
+    from chronos.spark.backfill.sending import BackfillContext
+    from chronos.spark.storage import ArchiveStorage
+
+    with ExitStack() as stack:
+        archived = to_source = stack.enter_context(_source(config, cluster.reader, "--kafka"))
+        if to.config is not None:
+            to_source = stack.enter_context(_source(to_config, to.reader, "--to-kafka"))
+            if to_source.brokers.cluster_id() == archived.brokers.cluster_id():
+                raise typer.BadParameter(
+                    f"--to-cluster {to.config} names the Kafka cluster of --config"
+                )
+        with spark_job("backfill", options) as (spark, display, _):
+            context = BackfillContext(
+                spark=spark,
+                storage=ArchiveStorage(options.location),
+                archived=archived,
+                to=to_source,
+                opener=open_bulk(to_config),
+                watch=display,
+            )
+            job = Backfill(
+                context,
+                delay_topic=to_config.topics.delay,
+                other_cluster=cluster.other_cluster,
+            )
+            yield job, config, to_config, display
+
+
+@contextmanager
+def _source(config: "Config", reader: list[str], option: str) -> Iterator["KafkaSource"]:
+    """The Kafka cluster of the settings, with Spark's options to read it. LogUnavailable if no
+    broker answers."""
+    from chronos.node.opening import open_kafka
+    from chronos.spark.backfill.sending import KafkaSource
+
+    kafka = config.log.kafka
+    assert kafka.bootstrap_servers is not None
+    reading = {f"kafka.{key}": value for key, value in pairs(reader, option).items()}
+    brokers = open_kafka(config)
+    try:
+        # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
+        brokers.names()
+        yield KafkaSource(
+            brokers=brokers,
+            options={
+                "kafka.bootstrap.servers": kafka.bootstrap_servers,
+                **java_properties(kafka.properties),
+                **reading,
+            },
+        )
     finally:
         brokers.close()
+
+
+def cancel(
+    output: Format,
+    options: SparkOptions,
+    cluster: ClusterOptions,
+    to: ToCluster,
+    name: str,
+    *,
+    yes: bool,
+) -> None:
+    """Ask for confirmation, let the command end that sends the run, and cancel it."""
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.spark import ledger
+    from chronos.spark.storage import ArchiveStorage
+
+    storage = ArchiveStorage(options.location)
+    run = run_named(storage, name)
+    if run.request.direct and run.state == "done":
+        note(f"run {name} was sent straight to its targets: nothing can be cancelled")
+        raise typer.Exit(1)
+    if run.state != "cancelled":
+        rest = "" if run.state == "done" else ", and leave the rest unsent"
+        confirm(
+            f"run {name} of {number(run.total)} messages: cancel what is pending{rest}?",
+            yes=yes,
+            done="cancelled",
+        )
+    began_s = time.monotonic()
+    try:
+        with _job(options, cluster, to) as (job, _, _, display):
+            job.check_cluster(run)
+            if run.state == "sending":
+                # The command that sends the run holds the lock, and ends.
+                ledger.ask_to_cancel(storage, name)
+            with job.locked():
+                report = job.cancel(run_named(storage, name))
+            display.pause()
+    except KeyboardInterrupt:
+        note("stopped; run the same command again")
+        raise typer.Exit(1) from None
+    _show_end(report, output, time.monotonic() - began_s)
+
+
+def change_rate(output: Format, location: str, name: str, rate: float) -> None:
+    """Record a new rate of a run; no Spark is started, and the run itself reads it."""
+    _check_rate("N", rate)
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.spark import ledger
+    from chronos.spark.backfill.pace import change_from_ms
+    from chronos.spark.storage import ArchiveStorage
+
+    storage = ArchiveStorage(location)
+    run = run_named(storage, name)
+    if run.request.rate is None:
+        raise typer.BadParameter(f"run {name} was not started with --rate")
+    if run.state != "sending":
+        note(f"run {name} has ended: {run.state}")
+        raise typer.Exit(1)
+    from_ms = change_from_ms(time.time_ns() // 1_000_000, direct=run.request.direct)
+    ledger.change_rate(storage, name, from_ms, rate)
+    if output is Format.json:
+        put_json({"run": name, "rate": rate, "from": format_time(from_ms)})
+    else:
+        put(f"run {name} sends {rate:g} messages per second from {format_time(from_ms)} on")
+
+
+def run_named(storage: "ArchiveStorage", name: str) -> "BackfillRun":
+    """The run of that name; NotFound if there is none that began to send."""
+    from chronos.spark import ledger
+
+    names = ledger.runs(storage)
+    run = ledger.load_run(storage, name) if name in names else None
+    if run is None:
+        last = f"; the last ones are {', '.join(names[-RUNS_NAMED:])}" if names else ""
+        raise NotFound(f"{storage.uri} has no run {printable(name)}{last}")
+    return run
 
 
 def _end(
@@ -204,22 +378,17 @@ def _end(
     run_options: RunOptions,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """Resume or abandon an unfinished run; `pause` takes the progress off the terminal."""
+    """Resume an unfinished run; `pause` takes the progress off the terminal."""
+    job.check_wanted(left)
+    job.check_cluster(left)
     what = f"run {left.run} of {number(left.total)} messages is unfinished"
     if run_options.dry_run:
         note(f"{what}; it would be resumed first")
         return
-    if run_options.abandon:
-        _confirm(f"{what}: leave the rest unsent?", yes=run_options.yes)
-        began_s = time.monotonic()
-        report = job.abandon(left)
-        pause()
-        _show_end(report, output, time.monotonic() - began_s)
-        return
     if not run_options.resume and left.request.options != request.options:
         raise typer.BadParameter(
             f"{what}, and was started with other options; end it first: --resume sends the rest, "
-            "--abandon leaves it unsent"
+            f"`chronos backfill cancel {left.run}` leaves it unsent"
         )
     _confirm(f"{what}: send the rest?", yes=run_options.yes)
     began_s = time.monotonic()
@@ -264,6 +433,7 @@ def _replay(
     except BaseException:
         job.discard(planned)
         raise
+    note(f"run {run.run} begins")
     report = job.send(run)
     pause()
     _show_end(report, output, plan_s + time.monotonic() - began_s)
@@ -295,11 +465,14 @@ def _archive_end(report: "BackfillReport") -> str:
 def _how(request: "BackfillRequest") -> str:
     """The way a replay takes, and its pace, as the end of a question."""
     if request.direct:
-        how = " straight to their targets, at least once"
+        how = f" straight to {request.to_topic or 'their targets'}, at least once"
     elif request.mode == "pending":
         how = " to the delay topic with their own due times"
     else:
         how = " through the delay topic"
+        how += "" if request.to_topic is None else f" to {request.to_topic}"
+    if request.to_cluster is not None:
+        how += f" in the Kafka cluster {request.to_cluster}"
     if request.rate is not None:
         return f"{how}, {request.rate:g} per second"
     return how if request.over_ms is None else f"{how}, spread over {request.over_ms / 1_000:g} s"
@@ -316,6 +489,8 @@ def as_json(report: "BackfillReport") -> dict[str, Any]:
         "mode": request.mode,
         "purpose": request.purpose,
         "direct": request.direct,
+        "to_topic": request.to_topic,
+        "to_cluster": request.to_cluster,
         "from": _time(request.from_ms),
         "to": _time(request.to_ms),
         "messages": report.messages,
@@ -357,6 +532,7 @@ def as_json(report: "BackfillReport") -> dict[str, Any]:
         "planned": _time(report.planned_ms),
         "ended": _time(report.ended_ms),
         "attempts": report.attempts,
+        "cancels": report.cancels,
     }
 
 
@@ -379,7 +555,11 @@ def _show_plan(report: "BackfillReport") -> None:
             f"{format_time(request.to_ms)}"
         ),
         Text(f"to send: {number(report.messages)}, {size(report.bytes)} of payload"),
-        Text(f"sent before for the purpose {request.purpose}: {number(report.sent_before)}"),
+        Text(
+            f"sent before for the purpose {request.purpose}"
+            f"{request.destination and f' to {request.destination}'}: "
+            f"{number(report.sent_before)}"
+        ),
     ]
     if ends_early(report):
         parts.append(
@@ -524,8 +704,10 @@ def _show_end(report: "BackfillReport", output: Format, seconds: float) -> None:
     if output is Format.json:
         put_json(as_json(report))
         return
-    verb = "sent" if report.state == "done" else "was abandoned after it sent"
+    what = f"sent {number(report.messages)} messages"
+    if report.state == "cancelled":
+        what = f"was cancelled after it {what}, with {number(report.cancels)} cancels"
     put(
-        f"run {report.run} {verb} {number(report.messages)} messages in {seconds:.1f} s"
+        f"run {report.run} {what} in {seconds:.1f} s"
         f"{f', {report.attempts} attempts' if report.attempts > 1 else ''}"
     )

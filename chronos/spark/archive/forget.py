@@ -76,7 +76,7 @@ def forget(
             },
         }
         gone = {table: rows.localCheckpoint() for table, rows in gone.items()}
-        known = _ids([*gone.values(), ledger.sent_rows(spark, storage)], wanted)
+        known = _ids([*gone.values(), ledger.all_rows(spark, storage)], wanted)
         watch(Step(name="judging them"))
         judged = _outcomes(spark, storage, tables, records, delay_topic)
         waits = [] if judged is None else _pending(judged)
@@ -115,7 +115,7 @@ def _records(
         "left_semi",
     )
     found = own.join(f.broadcast(ids), "id", "left_semi").unionByName(nameless)
-    replays = messages.where(f.col("id").startswith(f.lit(f"{ID_PREFIX}:".encode())))
+    replays = messages.where(f.col("id").startswith(f.lit(ID_PREFIX.encode())))
     if replays.isEmpty():
         return found
     of = header_text(REPLAY_OF)

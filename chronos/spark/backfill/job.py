@@ -5,10 +5,11 @@
     finish    the ledger's rows and the report; the plan is removed
 
 The messages are selected in `selection`; a task and the reconciliation with the log are in
-`sending`. One query counts the rows of a plan, by all the columns that a report distinguishes; it
-is repeated over the whole archive if records were first due outside the window. A run can also be
-abandoned: it ends with what was sent. Through the delay topic no message is sent twice for the same
-purpose: see `ledger`."""
+`sending`, and the rate in `pace`. One query counts the rows of a plan, by all the columns that a
+report distinguishes; it is repeated over the whole archive if records were first due outside the
+window. A run can also be cancelled: nothing more is sent, and what is in the delay topic is
+cancelled by id. Through the delay topic no message is sent twice for the same purpose: see
+`ledger`."""
 
 import re
 import secrets
@@ -28,6 +29,7 @@ from msgspec import structs, to_builtins
 from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as f
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.job import check_cluster_id
@@ -35,7 +37,9 @@ from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
+from chronos.spark.backfill.pace import READ_MS, Pace, ahead_ms
 from chronos.spark.backfill.sending import (
+    CANCELS_COLUMNS,
     SENT_COLUMNS,
     BackfillContext,
     Reconciliation,
@@ -43,6 +47,7 @@ from chronos.spark.backfill.sending import (
     rows_before,
     rows_of,
     send_parts,
+    write_cancels,
 )
 from chronos.spark.ledger import (
     PLANNED_COLUMNS,
@@ -53,9 +58,9 @@ from chronos.spark.ledger import (
 )
 from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import DELETED, RECREATED, TRUNCATED, check_format
-from chronos.spark.schema import DELIVERIES
+from chronos.spark.schema import DEAD_LETTERS, DELIVERIES
 from chronos.spark.session import Step, running_tasks
-from chronos.spark.tables import open_tables
+from chronos.spark.tables import open_tables, read_table
 
 TARGETS_MAX = 1_000
 """Most targets that a report counts by name; the ones with most messages."""
@@ -138,35 +143,34 @@ EVERYTHING = Span(from_ms=0, to_ms=253_402_300_800_000)
 
 
 class Backfill:
-    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `abandon` are
+    """Backfills of one archive to one cluster. `unfinished`, `plan`, `send` and `cancel` are
     called under `locked`."""
 
     def __init__(
         self,
         context: BackfillContext,
         *,
-        bootstrap_servers: str,
         delay_topic: str | None = None,
-        reader: Mapping[str, str] | None = None,
         other_cluster: bool = False,
     ) -> None:
-        """ArchiveUnusable if the brokers are of another Kafka cluster than the archive, unless
-        `other_cluster` accepts it."""
+        """`delay_topic`: the one to send to, if not that which was archived. ArchiveUnusable if
+        the brokers are of another Kafka cluster than the archive, unless `other_cluster` accepts
+        it."""
         self._spark = context.spark
         self._storage = storage = context.storage
-        self._brokers = context.brokers
+        self._brokers = context.archived.brokers
+        self._to_brokers = context.to.brokers
         self._opener = context.opener
         self._watch = context.watch
         self._tables, self.cluster, self.topic = open_tables(context.spark, storage)
         self.to = delay_topic or self.topic
         claim = check_format(storage) or {}
-        check_cluster_id(
-            storage.uri, claim, context.brokers.cluster_id(), any_cluster=other_cluster
-        )
-        source = {"kafka.bootstrap.servers": bootstrap_servers, **(reader or {})}
-        self._reconciliation = Reconciliation(
-            context, self._tables, cluster=self.cluster, source=source
-        )
+        kafka_id = self._brokers.cluster_id()
+        check_cluster_id(storage.uri, claim, kafka_id, any_cluster=other_cluster)
+        to_id = kafka_id if context.to is context.archived else self._to_brokers.cluster_id()
+        self.to_cluster = None if to_id == kafka_id else to_id
+        self._origin = self.topic if self.to_cluster is None else f"{kafka_id}/{self.topic}"
+        self._reconciliation = Reconciliation(context, self._tables, cluster=self.cluster)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -183,6 +187,7 @@ class Backfill:
     def plan(self, request: BackfillRequest) -> BackfillReport:
         """Write the plan of a request; nothing is sent. EmptyWindow if the window ends before it
         begins."""
+        request = structs.replace(request, to_cluster=self.to_cluster)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         planned_ms = _now_ms()
         needs_window = (
@@ -243,6 +248,8 @@ class Backfill:
             outcomes, request, self._log_starts() if request.mode == "pending" else {}
         )
         selected = self._storage.path(ledger.run_folder(name), "_selected")
+        if request.mode == "dead-letters":
+            deliveries = self._without_resolved(deliveries, span)
         deliveries.write.mode("overwrite").parquet(selected)
         judged = {outcome: count for outcome, count in counted.get.items() if count}
         deliveries = self._spark.read.parquet(selected)
@@ -261,7 +268,7 @@ class Backfill:
     def _mark_sent(self, request: BackfillRequest, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
         too."""
-        rows = ledger.sent_rows(self._spark, self._storage)
+        rows = ledger.sent_rows(self._spark, self._storage, request.destination)
         if not ledger.runs(self._storage):
             return selection.marked(deliveries, rows, request.purpose)
         copies = selection.replays(self._tables.messages, span)
@@ -273,6 +280,18 @@ class Backfill:
         marked = selection.marked(deliveries, rows, request.purpose)
         unsent = selection.without_copies(marked.where(~f.col("is_sent")), copies, self.topic)
         return unsent.unionByName(marked.where("is_sent"))
+
+    def _without_resolved(self, deliveries: DataFrame, span: Span) -> DataFrame:
+        """The deliveries whose dead letters were neither replayed nor discarded, which happens
+        after they were due."""
+        letters = read_table(self._spark, self._storage, DEAD_LETTERS, self._tables.versions)
+        since = span.from_ms - CLOCK_TOLERANCE_MS
+        return selection.without_resolved(
+            deliveries,
+            letters.where(f.col("timestamp_ms") >= since),
+            self._tables.messages.where(f.col("due_ms") >= since),
+            self.topic,
+        )
 
     def _without_present(self, deliveries: DataFrame, request: BackfillRequest) -> DataFrame:
         """The deliveries that the targets do not hold now."""
@@ -405,8 +424,8 @@ class Backfill:
         for working in ("_units", "_selected"):
             self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
         report = counted(report, cells)
-        found = self._brokers.describe(sorted(report.targets)) if report.targets else {}
-        absent = absent or sorted(name for name in report.targets if found[name] is None)
+        found = self._topics_of(report.request, sorted(report.targets))
+        absent = absent or _absent(report.request, found)
         return structs.replace(report, absent_targets=absent, samples=self._samples(report.run))
 
     def _records(
@@ -420,7 +439,7 @@ class Backfill:
         return rows.withColumns(
             {
                 "is_requested": selection.has_headers(report.request),
-                "left_out": selection.left_out(report.request, report.planned_ms, self.topic),
+                "left_out": selection.left_out(report.request, report.planned_ms, self._origin),
             }
         )
 
@@ -429,7 +448,7 @@ class Backfill:
     ) -> tuple[DataFrame, list[str]]:
         """For each target `bytes_max` and `compacted` of the topic to send to, and
         `target_compacted`; and the targets that do not exist."""
-        there = self._brokers.describe(targets) if targets else {}
+        there = self._topics_of(request, targets)
         was = self._last_of("deliveries", "compacted")
         found = there if request.direct else dict.fromkeys(targets, self._delay_topic())
         rows = [
@@ -437,7 +456,7 @@ class Backfill:
                 name,
                 info and info.bytes_max,
                 info and info.compacted,
-                now.compacted if now else was.get(name),
+                now.compacted if now else was.get(request.to_topic or name),
             )
             for name in targets
             for info, now in [(found[name], there[name])]
@@ -445,11 +464,21 @@ class Backfill:
         topics = self._spark.createDataFrame(
             rows, "target string, bytes_max long, compacted boolean, target_compacted boolean"
         )
-        return topics, [name for name in targets if found[name] is None][:TARGETS_MAX]
+        return topics, _absent(request, found)
+
+    def _topics_of(self, request: BackfillRequest, targets: Sequence[str]) -> dict[str, Any]:
+        """For each target `TopicInfo` of the topic that its messages are delivered to; None if it
+        does not exist."""
+        if not targets:
+            return {}
+        if request.to_topic is None:
+            return dict(self._to_brokers.describe(targets))
+        info = self._to_brokers.describe([request.to_topic])[request.to_topic]
+        return dict.fromkeys(targets, info)
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
-        info = self._brokers.describe([self.to])[self.to]
+        info = self._to_brokers.describe([self.to])[self.to]
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
@@ -480,7 +509,7 @@ class Backfill:
     # --- send
 
     def begin(self, report: BackfillReport) -> BackfillRun:
-        """Begin the run of a plan: from here on it is unfinished until it is sent or abandoned."""
+        """Begin the run of a plan: from here on it is unfinished until it is sent or cancelled."""
         info = self._delay_topic()
         files = ledger.plan_files(self._storage, report.run)
         run = BackfillRun(
@@ -489,10 +518,11 @@ class Backfill:
             request=report.request,
             planned_ms=report.planned_ms,
             source=self.topic,
+            origin=self._origin,
             topic=self.to,
             topic_id=info.id,
             begin={
-                str(shard): self._brokers.watermarks(self.to, shard).stable
+                str(shard): self._to_brokers.watermarks(self.to, shard).stable
                 for shard in range(info.partitions)
             },
             rows=[self._rows(report.run, path) for path in files],
@@ -505,9 +535,10 @@ class Backfill:
             return int(pq.read_metadata(stream).num_rows)
 
     def send(self, run: BackfillRun) -> BackfillReport:
-        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts; the run stays
-        unfinished."""
+        """Send the rest of a run. ArchiveFailed after `ATTEMPTS_MAX` attempts, or if the run is to
+        be cancelled; it stays unfinished."""
         for left in range(ATTEMPTS_MAX - 1, -1, -1):
+            self.check_wanted(run)
             done = self._reconciliation.rows_sent(run)
             if sum(done) == run.total:
                 break
@@ -517,6 +548,7 @@ class Backfill:
                 raise
             except Exception as error:
                 # Whatever failed, the log holds what was sent.
+                self.check_wanted(run)
                 cause = _cause(error)
                 if not left:
                     raise ArchiveFailed(
@@ -533,30 +565,74 @@ class Backfill:
             break
         return self._finish(run, done, "done")
 
-    def abandon(self, run: BackfillRun) -> BackfillReport:
-        """End a run without sending the rest; if the log cannot tell what was sent, the ledger
-        counts all of it as sent."""
-        try:
-            done = self._reconciliation.rows_sent(run)
-        except ArchiveFailed as error:
-            log.warning("all of the run counts as sent", reason=str(error))
-            done = run.rows
-        return self._finish(run, done, "abandoned")
+    def check_cluster(self, run: BackfillRun) -> None:
+        """ArchiveFailed if the run sends to another Kafka cluster than this job."""
+        if run.request.to_cluster != self.to_cluster:
+            raise ArchiveFailed(
+                f"run {run.run} sends to the Kafka cluster "
+                f"{run.request.to_cluster or 'that was archived'}: give the same --to-cluster"
+            )
+
+    def check_wanted(self, run: BackfillRun) -> None:
+        """ArchiveFailed if somebody has asked to cancel the run."""
+        if ledger.is_to_be_cancelled(self._storage, run):
+            raise ArchiveFailed(
+                f"run {run.run} is to be cancelled: this command ends, and `chronos backfill "
+                f"cancel {run.run}` does the rest"
+            )
+
+    def cancel(self, run: BackfillRun) -> BackfillReport:
+        """1. end an unfinished run without sending the rest; if the log cannot tell what was sent,
+        the ledger counts all of it as sent; 2. cancel what was sent through the delay topic, by its
+        ids; 3. record the end. A killed command is completed by the next one."""
+        folder = ledger.run_folder(run.run)
+        if run.state == "sending":
+            try:
+                done = self._reconciliation.rows_sent(run)
+            except ArchiveFailed as error:
+                log.warning("all of the run counts as sent", reason=str(error))
+                done = run.rows
+            self._finish(run, done, "cancelling")
+        elif run.state == "done":
+            run.state = "cancelling"
+            ledger.save_run(self._storage, run)
+        ended = from_builtins(self._storage.read_json(f"{folder}/report.json"), BackfillReport)
+        if run.state == "cancelled":
+            return ended
+        report = structs.replace(ended, state="cancelled", cancels=self._write_cancels(run))
+        self._storage.write_json(f"{folder}/report.json", to_builtins(report))
+        run.state = "cancelled"
+        ledger.save_run(self._storage, run)
+        ledger.remove_working_files(self._storage, run.run)
+        return report
+
+    def _write_cancels(self, run: BackfillRun) -> int:
+        """Cancel the messages of a run by id; their number. Those no longer pending are refused by
+        Chronos."""
+        info = self._to_brokers.describe([run.topic])[run.topic]
+        if info is None or info.id != run.topic_id:
+            log.warning(
+                "nothing is cancelled: the topic was deleted or created again", topic=run.topic
+            )
+            return 0
+        self._watch(Step(name="cancelling what was sent"))
+        ids = ledger.ids_sent(self._spark, self._storage, run.run)
+        written = ids.mapInArrow(write_cancels(self._opener, run.topic), CANCELS_COLUMNS)
+        return int(written.agg(f.sum("cancels").alias("cancels")).collect()[0]["cancels"] or 0)
 
     def _attempt(self, run: BackfillRun, done: list[int]) -> None:
         request, left = run.request, run.total - sum(done)
         files = ledger.plan_files(self._storage, run.run)
-        tasks = min(len(files), self._spark.sparkContext.defaultParallelism)
-        pace_ms = 0.0
-        if request.rate is not None:
-            pace_ms = 1_000 / request.rate
-        elif request.over_ms is not None:
-            pace_ms = request.over_ms / run.total
+        rate = request.rate
+        if request.over_ms:
+            rate = run.total * 1_000 / request.over_ms
+        is_paced = request.rate is not None or (request.direct and rate is not None)
         job = SendingJob(
             location=self._storage.uri,
             cluster=self.cluster,
-            topic=self.topic,
+            topic=run.origin,
             to=run.topic,
+            to_topic=request.to_topic,
             run=run.run,
             purpose=request.purpose,
             mode=request.mode,
@@ -565,8 +641,8 @@ class Backfill:
             attempt=run.attempts[-1].number,
             files=files,
             done=done,
-            base_ms=_now_ms(),
-            pace_ms=pace_ms * (tasks if request.direct else 1),
+            pace=Pace(base_ms=_now_ms(), rates=[] if rate is None else [(0, rate)]),
+            ahead_ms=ahead_ms(direct=request.direct) if is_paced else None,
             opener=self._opener,
             batch_bytes=self._batch_bytes(run),
         )
@@ -581,13 +657,15 @@ class Backfill:
     def _batch_bytes(self, run: BackfillRun) -> int:
         """Most bytes of a batch that every topic of the run accepts."""
         topics = [run.topic]
-        if run.request.direct:
+        if run.request.direct and run.request.to_topic is not None:
+            topics = [run.request.to_topic]
+        elif run.request.direct:
             plan = self._spark.read.parquet(self._storage.path(ledger.run_folder(run.run), "_plan"))
             topics = [row["target"] for row in plan.select("target").distinct().collect()]
         return min(
             (
                 info.bytes_max
-                for info in self._brokers.describe(topics).values()
+                for info in self._to_brokers.describe(topics).values()
                 if info is not None
             ),
             default=1,
@@ -597,15 +675,21 @@ class Backfill:
     def _reporting(self, run: BackfillRun, before: int) -> Iterator[None]:
         """Report the number of messages sent while the block runs, from a thread of its own."""
         ended = threading.Event()
-        step = Step(name="sending", done=before, total=run.total, unit="messages")
+        step = Step(name=self._step_name(run), done=before, total=run.total, unit="messages")
         self._watch(step)
 
         def report() -> None:
-            done = before
+            nonlocal step
+            read_s = time.monotonic()
             while not ended.wait(POLL_S):
-                with suppress(ArchiveFailed):  # a count that cannot be read now is read next time
-                    done = max(done, self._sent(run, before))
-                self._watch(structs.replace(step, done=done))
+                with suppress(ArchiveFailed):  # what cannot be read now is read next time
+                    step = structs.replace(step, done=max(step.done, self._sent(run, before)))
+                    if time.monotonic() - read_s >= READ_MS / 1_000:
+                        step = structs.replace(step, name=self._step_name(run))
+                        if ledger.is_to_be_cancelled(self._storage, run):
+                            self._spark.sparkContext.cancelAllJobs()  # `send` says why
+                        read_s = time.monotonic()
+                self._watch(step)
 
         thread = threading.Thread(target=report, name="backfill-progress", daemon=True)
         thread.start()
@@ -616,11 +700,18 @@ class Backfill:
             thread.join(5)
         self._watch(structs.replace(step, done=run.total))
 
+    def _step_name(self, run: BackfillRun) -> str:
+        """`sending`, with the rate if the run has one."""
+        if run.request.rate is None:
+            return "sending"
+        changes = ledger.rate_changes(self._storage, run.run)
+        return f"sending {changes[-1][1] if changes else run.request.rate:g} messages per second"
+
     def _sent(self, run: BackfillRun, before: int) -> int:
-        """Messages sent so far: exact for direct runs, by ended tasks of the running stage for
-        others."""
-        if run.request.direct:
-            return sum(ledger.sent_directly(self._storage, run))
+        """Messages sent so far: exact for direct runs and those with a rate, by ended tasks of the
+        running stage for others."""
+        if run.request.direct or run.request.rate is not None:
+            return sum(ledger.rows_recorded(self._storage, run))
         ended, tasks = running_tasks(self._spark)
         return (
             before + round(ended / tasks * (run.total - before))
@@ -653,6 +744,12 @@ class Backfill:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _absent(request: BackfillRequest, found: Mapping[str, Any]) -> list[str]:
+    """The topics of `Backfill._topics_of` that do not exist."""
+    absent = {request.to_topic or name for name, info in found.items() if info is None}
+    return sorted(absent)[:TARGETS_MAX]
 
 
 def _cause(error: Exception) -> str:

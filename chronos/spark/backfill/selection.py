@@ -10,7 +10,18 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from chronos.core.message import DUE_AT, ID, OCCURRENCE, PREFIX, REPEAT, SOURCE, Reason
+from chronos.core.message import (
+    DUE_AT,
+    ID,
+    OCCURRENCE,
+    PREFIX,
+    REPEAT,
+    REPLAYED,
+    RESOLUTION,
+    RESOLVED,
+    SOURCE,
+    Reason,
+)
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import header, header_number, header_text
 from chronos.spark.ledger import (
@@ -56,11 +67,21 @@ def selected(
     Mode `pending` selects messages that the archive does not prove settled, or that were held to be
     forwarded, and whose records are no longer in the delay topic: `lost_below` is the offset each
     shard's log begins at now. Records still in it Chronos reads itself."""
-    return requested(outcomes, request).where(_outcome(request.mode, lost_below)).select(*DELIVERY)
+    return requested(outcomes, request).where(_outcome(request, lost_below)).select(*DELIVERY)
 
 
-def _outcome(mode: str, lost_below: Mapping[int, int]) -> Column:
-    outcome, reason = f.col("outcome"), f.col("reason")
+def _outcome(request: BackfillRequest, lost_below: Mapping[int, int]) -> Column:
+    mode, outcome, reason = request.mode, f.col("outcome"), f.col("reason")
+    if mode == "dead-letters":
+        if not request.reasons:
+            return outcome == "dead-lettered"
+        # An occurrence that expired has that outcome, and perhaps no reason.
+        why = f.when(outcome == "expired", "expired").otherwise(reason)
+        return outcome.isin("dead-lettered", "expired") & why.isin(request.reasons)
+    if mode == "rejected":
+        # A record that is no valid command has no target.
+        is_valid = (outcome == "rejected") & f.col("target").isNotNull()
+        return is_valid & reason.isin(request.reasons)
     if mode == "missing":
         return outcome == "missing"
     if mode in ("all", "gone"):
@@ -137,6 +158,30 @@ def without_present(
     replayed = in_targets(records.where(run.isin(list(runs))), delay_topic)
     left = deliveries.join(receipts, ["target", *TOKEN, "id", "requested_due_ms"], "left_anti")
     return left.join(replayed, ["target", *TOKEN], "left_anti")
+
+
+def without_resolved(
+    deliveries: DataFrame, letters: DataFrame, messages: DataFrame, delay_topic: str
+) -> DataFrame:
+    """`DELIVERY`, tables `dead_letters` and `messages` -> those whose dead letter was neither
+    replayed nor discarded. The marker of a replay may be missing: its message is there before."""
+    place = ["topic", "partition"]
+    part = f.explode(f.split(header_text(RESOLVED), ","))
+    markers = letters.where(header(RESOLUTION).isNotNull()).select(*place, part.alias("part"))
+    ranges = markers.select(
+        *place,
+        f.substring_index("part", "-", 1).try_cast("bigint").alias("first"),
+        f.substring_index("part", "-", -1).try_cast("bigint").alias("last"),
+    )
+    own = letters.where(f.col("source_topic") == delay_topic).select(*place, "offset", *TOKEN)
+    marked = own.join(ranges, place).where("offset BETWEEN first AND last").select(*TOKEN)
+    of = header_text(REPLAYED)
+    name = f.concat_ws("/", f.lit(delay_topic), *TOKEN)
+    # Of a message that is no series, the header has no occurrence.
+    whole = f.when(f.size(f.split(of, "/")) == 3, f.concat(of, f.lit("/1"))).otherwise(of)
+    replayed = messages.where(of.isNotNull()).select(whole.alias("of")).distinct()
+    left = deliveries.join(marked, list(TOKEN), "left_anti").withColumn("of", name)
+    return left.join(replayed, "of", "left_anti").drop("of")
 
 
 def gone_from(deliveries: DataFrame, archived: DataFrame, partitions: DataFrame) -> DataFrame:
@@ -278,7 +323,9 @@ def replay_bytes(request: BackfillRequest, topic: str) -> Column:
         + 2 * size("id")
         + f.coalesce(headers, f.lit(0))
     )
-    return texts + 2 * len(topic) + len(request.purpose) + ADDED_BYTES_MAX
+    to_topic = "" if request.direct else request.to_topic or ""
+    names = 2 * len(topic) + 2 * len(to_topic) + len(request.purpose)
+    return texts + names + ADDED_BYTES_MAX
 
 
 def has_headers(request: BackfillRequest) -> Column:

@@ -1,6 +1,6 @@
 """The sending of one part of a plan, as a Spark task: the record of each message, and its producer,
-which an adapter implements (`BackfillWriter`, `Opener`); and `Reconciliation`, which finds the rows
-that earlier attempts have sent.
+which an adapter implements (`BackfillWriter`, `Opener`); the cancels of what was sent; and
+`Reconciliation`, which finds the rows that earlier attempts have sent.
 
 Planning and the sequence of attempts are in `job`. Law: the delivered record equals the original in
 key, payload and the producer's own headers, byte for byte; added are the headers of `ledger.OWN`
@@ -41,9 +41,9 @@ from chronos.errors import ArchiveFailed, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.unreadable import Ranges, known_ranges, parts_around, records_around
 from chronos.spark.audit.coverage import archived_through
+from chronos.spark.backfill.pace import Pace, SendingTurn
 from chronos.spark.codec import header_text, raw
 from chronos.spark.ledger import (
-    ID_PREFIX,
     KEPT,
     OWN,
     REPLAY_ID,
@@ -52,6 +52,7 @@ from chronos.spark.ledger import (
     SERIES,
     Attempt,
     BackfillRun,
+    id_prefix,
 )
 from chronos.spark.runs import UNREADABLE, ArchiveBrokers
 from chronos.spark.schema import DELIVERIES, RAW, columns_of
@@ -69,6 +70,9 @@ may be larger."""
 
 SENT_COLUMNS = "part int, rows long"
 """Columns that a task returns: a part and the rows it sent of it."""
+
+CANCELS_COLUMNS = "cancels long"
+"""Column that a task returns: the number of the cancels it wrote."""
 
 Headers = list[tuple[str, bytes | None]]
 BulkRecord = tuple[str, bytes | None, bytes | None, Headers]
@@ -101,9 +105,11 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     location: str
     cluster: str
     topic: str
-    """The archived delay topic, which the ids of replays contain."""
+    """`BackfillRun.origin`, which the ids of replays contain."""
     to: str
     """The delay topic that replays are sent to; another one after the loss of the first."""
+    to_topic: str | None
+    """The topic that all messages are delivered to; None: each to its target."""
     run: str
     purpose: str
     mode: str
@@ -115,10 +121,11 @@ class SendingJob(Struct, frozen=True, kw_only=True):
     """Files of the plan, by part."""
     done: list[int]
     """Rows of each part that earlier attempts sent."""
-    base_ms: int
-    """Due time of the first message to send, epoch ms."""
-    pace_ms: float
-    """Ms from one due time to the next; for direct sending, between two messages of one task."""
+    pace: Pace
+    """The due times of the messages to send, before the rate is changed."""
+    ahead_ms: int | None
+    """How long before its due time a message is sent; None: as soon as possible, and the rate does
+    not change."""
     opener: Opener
     batch_bytes: int
     """Most bytes of a batch that every topic sent to accepts."""
@@ -150,6 +157,27 @@ def send_parts(
     return sent
 
 
+def write_cancels(
+    opener: Opener, topic: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Batches with a column `replay_id` -> `CANCELS_COLUMNS`, once a cancel of each id is in the
+    delay topic. A task that runs again writes them again, without effect."""
+
+    def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer: BackfillWriter = opener.open(None)
+        try:
+            for batch in batches:
+                ids = batch.column("replay_id").to_pylist()
+                for at in range(0, len(ids), PORTION_ROWS):
+                    part = ids[at : at + PORTION_ROWS]
+                    writer.send([(topic, id_, None, [(ACTION, b"cancel")]) for id_ in part])
+                yield pa.RecordBatch.from_arrays([pa.array([len(ids)], pa.int64())], ["cancels"])
+        finally:
+            writer.close()
+
+    return written
+
+
 class _Part:
     """The steps of a task, in the order that step 3 of `ledger` needs."""
 
@@ -158,12 +186,16 @@ class _Part:
         self._part = part
         self._rank = rank
         self._storage = ArchiveStorage(job.location)
+        self._turn = SendingTurn(
+            job.pace, job.ahead_ms, lambda: ledger.rate_changes(self._storage, job.run)
+        )
 
     def send(self) -> int:
-        """1. record the part, 2. take its transactional id, 3. check that the attempt is still the
-        last, 4. send."""
+        """Once the first message may be sent: 1. record the part, 2. take its transactional id, 3.
+        check that the attempt is still the last, 4. send."""
         context = TaskContext.get()
         job, part = self._job, self._part
+        self._turn.wait(job.done[part] + self._rank)
         is_first = ledger.record_started(self._storage, job.run, job.attempt, part)
         # In a stage that Spark runs again, a task counts as a first attempt.
         if not is_first or (context is not None and context.attemptNumber() > 0):
@@ -184,42 +216,36 @@ class _Part:
 
     def _send_all(self, writer: BackfillWriter) -> int:
         job, sent = self._job, 0
-        started_s = time.monotonic()
         for row, records in self._portions():
             writer.send(records)
             sent += len(records)
-            if job.direct:
+            if job.direct or job.ahead_ms is not None:
                 ledger.record_sent(self._storage, job.run, self._part, row + len(records))
-                time.sleep(max(0.0, started_s + sent * job.pace_ms / 1_000 - time.monotonic()))
+            self._turn.look()
         return sent
 
     def _portions(self) -> Iterator[tuple[int, list[BulkRecord]]]:
         """The number of the first row, and the records of one transaction."""
         job = self._job
         records: list[BulkRecord] = []
+        size, turn, rank = 0, self._turn, self._rank
         first = row = job.done[self._part]
-        size, rows_max = 0, self._rows_max()
         for batch in self._batches(row):
-            for bytes_, record in zip(
-                batch.column("bytes").to_pylist(),
-                records_of(batch, job, self._part, row, self._rank),
-                strict=True,
-            ):
-                if records and (size + bytes_ > PORTION_BYTES or len(records) == rows_max):
+            made = records_of(batch, job, self._part, row, lambda row: turn.pace.due_ms(row + rank))
+            for bytes_ in batch.column("bytes").to_pylist():
+                if records and (
+                    size + bytes_ > PORTION_BYTES
+                    or len(records) == PORTION_ROWS
+                    or not turn.admits(row + rank)
+                ):
                     yield first, records
                     first, records, size = row, [], 0
-                records.append(record)
+                turn.wait(row + rank)
+                records.append(next(made))  # made now: its due time may have changed
                 size += bytes_
                 row += 1
         if records:
             yield first, records
-
-    def _rows_max(self) -> int:
-        """Most rows of a portion; a direct run with a pace sends at most one second's messages at
-        once."""
-        if not self._job.direct or not self._job.pace_ms:
-            return PORTION_ROWS
-        return max(1, min(PORTION_ROWS, int(1_000 / self._job.pace_ms)))
 
     def _batches(self, skip: int) -> Iterator[pa.RecordBatch]:
         path = f"{ledger.run_folder(self._job.run)}/_plan/{self._job.files[self._part]}"
@@ -269,9 +295,8 @@ class PlannedMessage(NamedTuple):
 def replay_id(job: SendingJob, row: PlannedMessage) -> bytes:
     """The id of a replay: equal for equal messages and purposes, so that a second replay is a
     conflict."""
-    return (
-        f"{ID_PREFIX}:{job.purpose}:{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}"
-    ).encode()
+    original = f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}"
+    return (id_prefix(job.purpose, job.to_topic) + original).encode()
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
@@ -283,10 +308,10 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[PlannedMessage]:
 
 
 def records_of(
-    batch: pa.RecordBatch, job: SendingJob, part: int, first: int, rank: int
+    batch: pa.RecordBatch, job: SendingJob, part: int, first: int, due_ms: Callable[[int], int]
 ) -> Iterator[BulkRecord]:
     """Rows of a plan -> the records to produce, in order; `first` is the number of the first row in
-    its part."""
+    its part, and `due_ms` gives the due time of a row in epoch ms."""
     found = batch.column("headers")
     ends = found.offsets.to_pylist()
     pairs = list(
@@ -303,7 +328,7 @@ def records_of(
         )
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))
-        yield make(job, row, original, headers, first + at + rank)
+        yield make(job, row, original, headers, due_ms(first + at))
 
 
 @lru_cache(maxsize=10_000)
@@ -314,7 +339,7 @@ def _spelled(name: str) -> str:
 
 
 def _delayed(
-    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, due_ms: int
 ) -> BulkRecord:
     """A record for the delay topic. A message replayed as pending keeps its id and its times, and a
     series goes on."""
@@ -326,12 +351,12 @@ def _delayed(
         due_ms = row.requested_due_ms if series else row.due_ms
         id_ = row.id if row.key is not None else replay_id(job, row)
     else:
-        due_ms, id_ = job.base_ms + int(rank * job.pace_ms), replay_id(job, row)
+        id_ = replay_id(job, row)
         due_ms = due_ms if expire_at_ms is None else min(due_ms, expire_at_ms)
     headers += (
         (ACTION, b"backfill"),
         (DELIVER_AT, b"%d" % due_ms),
-        (TARGET_TOPIC, row.target.encode()),
+        (TARGET_TOPIC, (job.to_topic or row.target).encode()),
         (ON_CONFLICT, b"ignore"),
     )
     if row.target_key is not None:
@@ -357,7 +382,7 @@ def _series(original: Headers, occurrence: int) -> Headers:
 
 
 def _direct(
-    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, rank: int
+    job: SendingJob, row: PlannedMessage, original: Headers, headers: Headers, _due_ms: int
 ) -> BulkRecord:
     """A record for the target, with the receipt of the original."""
     headers += (
@@ -367,7 +392,7 @@ def _direct(
     )
     if row.occurrence > 1:
         headers.append((OCCURRENCE, b"%d" % row.occurrence))
-    return row.target, row.target_key, row.value, headers
+    return job.to_topic or row.target, row.target_key, row.value, headers
 
 
 def rows_before(
@@ -398,31 +423,40 @@ POLL_S = 0.2
 """Seconds between two questions for the last stable offset."""
 
 
+class KafkaSource(Struct, frozen=True, kw_only=True):
+    """A Kafka cluster that is read."""
+
+    brokers: ArchiveBrokers
+    options: Mapping[str, str]
+    """Of Spark's Kafka source."""
+
+
 class BackfillContext(Struct, frozen=True, kw_only=True):
     """The parts that a backfill works with."""
 
     spark: SparkSession
     storage: ArchiveStorage
-    brokers: ArchiveBrokers
+    archived: KafkaSource
+    """The cluster that was archived."""
+    to: KafkaSource
+    """The cluster that messages are sent to; usually the same value."""
     opener: Opener
+    """Opens producers for that cluster."""
     watch: Watch = ignore
 
 
 class Reconciliation:
     """Reconciles the runs of one archive with the log."""
 
-    def __init__(
-        self, context: BackfillContext, tables: Tables, *, cluster: str, source: Mapping[str, str]
-    ) -> None:
-        """`source`: options of Spark's Kafka source."""
+    def __init__(self, context: BackfillContext, tables: Tables, *, cluster: str) -> None:
         self._spark = context.spark
         self._storage = context.storage
-        self._brokers = context.brokers
+        self._archived = context.archived
+        self._to = context.to
         self._opener = context.opener
         self._watch = context.watch
         self._tables = tables
         self._cluster = cluster
-        self._source = source
 
     def rows_sent(self, run: BackfillRun) -> list[int]:
         """Rows of each part that were sent: 1. record a new attempt, 2. fence the earlier ones, 3.
@@ -435,7 +469,7 @@ class Reconciliation:
             return [0] * len(run.rows)
         self._watch(Step(name="reading how much was sent before"))
         if run.request.direct:
-            return ledger.sent_directly(self._storage, run)
+            return ledger.rows_recorded(self._storage, run)
         for attempt in before:
             if not attempt.is_fenced:
                 for part in ledger.started_parts(self._storage, run.run, attempt.number):
@@ -449,18 +483,18 @@ class Reconciliation:
 
     def _in_log(self, run: BackfillRun) -> list[int]:
         """Rows of each part in the delay topic, and in the archive where the topic was trimmed."""
-        info = self._brokers.describe([run.topic])[run.topic]
+        info = self._to.brokers.describe([run.topic])[run.topic]
         shards = [int(shard) for shard in run.begin]
         is_same = (
             info is not None and info.id == run.topic_id
         )  # a topic created again may have fewer partitions
         watermarks = (
-            {shard: self._stable_ends(run.topic, shard) for shard in shards} if is_same else {}
+            {shard: _stable_ends(self._to, run.topic, shard) for shard in shards} if is_same else {}
         )
         starts = {shard: seen.start for shard, seen in watermarks.items()}
         offsets = self._tables.offsets.where("table = 'messages'")
         archived: dict[int, int] = {}
-        if run.topic == run.source:
+        if run.is_to_archived_topic:
             archived = {
                 row["shard"]: row["through"]
                 for row in archived_through(self._tables.offsets).collect()
@@ -488,24 +522,27 @@ class Reconciliation:
     ) -> DataFrame:
         """The committed records of the run's delay topic between these offsets, without those in
         ranges that the archive knows to be unreadable."""
-        ranges = self._ranges(run.topic, begin) if run.topic == run.source else {}
+        ranges = self._ranges(run.topic, begin) if run.is_to_archived_topic else {}
         parts = parts_around({str(shard): (begin[shard], stable[shard]) for shard in begin}, ranges)
         if parts is None:
-            return self._source_of({run.topic: begin}, {run.topic: stable})
-        nothing = self._source_of({run.topic: begin}, {run.topic: begin})
-        return records_around(
-            self._spark, self._brokers, run.topic, parts, self._options(), nothing
-        )
+            return self._read(self._to, {run.topic: begin}, {run.topic: stable})
+        nothing = self._read(self._to, {run.topic: begin}, {run.topic: begin})
+        options = _read_committed(self._to)
+        return records_around(self._spark, self._to.brokers, run.topic, parts, options, nothing)
 
     def _ranges(self, topic: str, begin: Mapping[int, int]) -> Ranges:
         """The ranges that the archive knows by now."""
         tables, _, _ = open_tables(self._spark, self._storage)
-        return known_ranges(self._brokers, tables.progress, tables.decisions, topic, begin)
+        return known_ranges(self._to.brokers, tables.progress, tables.decisions, topic, begin)
 
     def records(self, partitions: Mapping[str, int]) -> DataFrame:
-        """All committed records of some topics, with the columns of `codec.raw`."""
+        """All committed records of some topics of the archived cluster, with the columns of
+        `codec.raw`."""
         watermarks = {
-            topic: {partition: self._stable_ends(topic, partition) for partition in range(count)}
+            topic: {
+                partition: _stable_ends(self._archived, topic, partition)
+                for partition in range(count)
+            }
             for topic, count in partitions.items()
         }
         begin = {
@@ -516,48 +553,48 @@ class Reconciliation:
             topic: {partition: seen.stable for partition, seen in of.items()}
             for topic, of in watermarks.items()
         }
-        return self._read(begin, until)
-
-    def _read(
-        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
-    ) -> DataFrame:
         if not begin:
             return self._spark.createDataFrame([], columns_of(DELIVERIES)).select(
                 *(name for name, *_ in RAW)
             )
-        return raw(self._source_of(begin, until))
+        return raw(self._read(self._archived, begin, until))
 
-    def _source_of(
-        self, begin: Mapping[str, Mapping[int, int]], until: Mapping[str, Mapping[int, int]]
+    def _read(
+        self,
+        source: KafkaSource,
+        begin: Mapping[str, Mapping[int, int]],
+        until: Mapping[str, Mapping[int, int]],
     ) -> DataFrame:
         options = {
-            **self._options(),
+            **_read_committed(source),
             "assign": json.dumps({topic: list(of) for topic, of in begin.items()}),
             "startingOffsets": json.dumps(begin),
             "endingOffsets": json.dumps(until),
         }
         return self._spark.read.format("kafka").options(**options).load()
 
-    def _options(self) -> dict[str, str]:
-        return {"kafka.isolation.level": "read_committed", "includeHeaders": "true", **self._source}
 
-    def _stable_ends(self, topic: str, shard: int) -> Any:
-        """The watermarks of a partition, once every transaction before its current end has
-        ended."""
-        high: int | None = None
-        deadline = time.monotonic() + STABLE_S
-        while True:
-            watermarks = self._brokers.watermarks(topic, shard)
-            high = watermarks.high if high is None else high
-            if watermarks.stable >= high:
-                return watermarks
-            if time.monotonic() >= deadline:
-                raise LogUnavailable(
-                    f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for "
-                    f"more than {STABLE_S:.0f} s; end its producer, or wait for its timeout, and "
-                    "run the same command again"
-                )
-            time.sleep(POLL_S)
+def _read_committed(source: KafkaSource) -> dict[str, str]:
+    own = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
+    return {**own, **source.options}
+
+
+def _stable_ends(source: KafkaSource, topic: str, shard: int) -> Any:
+    """The watermarks of a partition, once every transaction before its current end has ended."""
+    high: int | None = None
+    deadline = time.monotonic() + STABLE_S
+    while True:
+        watermarks = source.brokers.watermarks(topic, shard)
+        high = watermarks.high if high is None else high
+        if watermarks.stable >= high:
+            return watermarks
+        if time.monotonic() >= deadline:
+            raise LogUnavailable(
+                f"a transaction is open in {topic}/{shard} at offset {watermarks.stable} for "
+                f"more than {STABLE_S:.0f} s; end its producer, or wait for its timeout, and "
+                "run the same command again"
+            )
+        time.sleep(POLL_S)
 
 
 def _positions(records: DataFrame) -> DataFrame:
