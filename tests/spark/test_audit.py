@@ -525,7 +525,9 @@ def test_the_console_reads_the_json(audited: Audit, tmp_path: Path) -> None:
     assert all(shown[name] == printed[name] for name in shown.keys() & printed.keys())
     assert printed.keys() - shown.keys() == {
         "clean",
+        "objectives",
         "hours",
+        "days",
         "shards",
         "archived_targets",
         "details",
