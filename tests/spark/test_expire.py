@@ -174,6 +174,7 @@ def check(before: dict[Any, tuple[str, str]], after: dict[Any, tuple[str, str]])
     return sum(outcome == "erased" for outcome, _ in after.values())
 
 
+@pytest.mark.campaign
 def test_random_histories_are_judged_as_before(spark: SparkSession, tmp_path: Path) -> None:
     """The real shard decides. Expiry at two times in the middle of the histories, then forgetting
     two ids, then expiry of everything change no outcome, in the whole and in windows."""
