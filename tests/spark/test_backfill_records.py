@@ -15,7 +15,7 @@ from msgspec import structs
 
 from chronos.adapters.kafka.connection import BATCH_BYTES
 from chronos.adapters.kafka.writer import BulkOpener
-from chronos.core.message import ConditionalSchedule, Entry, Record
+from chronos.core.message import ConditionalSchedule, Entry, Record, folded_name
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -149,7 +149,7 @@ def test_a_replay_schedules_the_lost_message_byte_for_byte(
     command = parse(Record(0, T, id_, payload, sent), Rules(shard=0, shards=1))
     assert isinstance(command, ConditionalSchedule)
     entry: Entry = command.entry
-    own = [pair for pair in headers if not pair[0].startswith("chronos-")]
+    own = [pair for pair in headers if not folded_name(pair[0]).startswith("chronos-")]
     added = [(ledger.REPLAY_OF, b"c.delay/3/70/2"), (ledger.REPLAY_POSITION, b"r1/4/9")]
     added += [(ledger.REPLAY_ID, key)] if key is not None else []
     passed = list(entry.headers.items()) if isinstance(entry.headers, dict) else list(entry.headers)
@@ -332,7 +332,7 @@ def test_a_replay_of_a_replay_names_what_it_repeats() -> None:
     ((_, _, _, headers),) = made(
         batch_of(headers=old, value=b"", target_key=None), JOB, part=0, first=0, rank=0
     )
-    own = [pair for pair in headers if not pair[0].startswith("chronos-")]
+    own = [pair for pair in headers if not folded_name(pair[0]).startswith("chronos-")]
     assert own == [
         ("trace", b"x"),
         (ledger.REPLAY_OF, b"c.delay/3/70/2"),
