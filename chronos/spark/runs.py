@@ -16,7 +16,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveUnusable, LogUnavailable
+from chronos.errors import ArchiveFailed, ArchiveUnusable, LogUnavailable
 from chronos.spark import schema
 from chronos.spark.elections import Loss, find_loss
 from chronos.spark.storage import ArchiveStorage
@@ -123,6 +123,10 @@ class ArchiveRun(Struct, kw_only=True):
     """Newest timestamp in the progress topic, by the brokers' clocks; None: not known."""
 
 
+ARCHIVE_ID = "id"
+"""Key of `archive.json` with the id of the archive, which its commits have."""
+
+
 def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
     """The contents of `archive.json`; None if there is no archive. ArchiveUnusable if its format is
     unknown."""
@@ -133,6 +137,13 @@ def check_format(storage: ArchiveStorage) -> dict[str, Any] | None:
             f"{schema.FORMAT}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def no_archive(storage: ArchiveStorage) -> ArchiveFailed:
+    """The error of a job that needs an archive where there is none."""
+    return ArchiveFailed(
+        f"{storage.uri} holds no archive; `chronos archive --location` creates one"
+    )
 
 
 def archived_run(offsets: DataFrame) -> ArchiveRun | None:

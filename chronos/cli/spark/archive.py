@@ -3,7 +3,8 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +20,8 @@ from chronos.logs import set_up
 
 if TYPE_CHECKING:
     from chronos.spark.audit.job import FoundDeliveries
+    from chronos.spark.session import Watch
+    from chronos.spark.storage import ArchiveStorage
 
 
 def settings_of(options: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Config:
@@ -56,6 +59,28 @@ def java_properties(properties: Mapping[str, str]) -> dict[str, str]:
     Kafka source."""
     shared = ("security.protocol", "client.id")
     return {f"kafka.{name}": value for name, value in properties.items() if name in shared}
+
+
+@contextmanager
+def archive_job(
+    verb: str, options: SparkOptions, stopped: str
+) -> "Iterator[tuple[Any, ArchiveStorage, Watch]]":
+    """Spark, the archive and the display of progress of a verb that asks no broker. Ctrl-C ends it
+    with exit code 1 and the text `stopped`."""
+    set_up("warning", "auto")
+    from chronos.spark.session import need_spark
+
+    need_spark()
+    from chronos.cli.spark.jobs import spark_job
+    from chronos.spark.storage import ArchiveStorage
+
+    storage = ArchiveStorage(options.location)
+    try:
+        with spark_job(verb, options, kafka=False) as (spark, display, _):
+            yield spark, storage, display
+    except KeyboardInterrupt:
+        note(stopped)
+        raise typer.Exit(1) from None
 
 
 def run(
@@ -163,25 +188,11 @@ def compact_archive(output: Format, options: SparkOptions, *, file_bytes: str) -
         wanted = size_bytes(file_bytes)
     except ValueError as error:
         raise typer.BadParameter(f"--file-size: {error}") from None
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
+    stopped = "stopped; the archive is as it was, and the next compaction begins again"
+    with archive_job("archive compact", options, stopped) as (spark, storage, display):
+        from chronos.spark.archive.compact import compact
 
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.archive.compact import compact
-    from chronos.spark.storage import ArchiveStorage
-
-    storage = ArchiveStorage(options.location)
-    try:
-        with spark_job("archive compact", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            done = compact(spark, storage, wanted, display)
-    except KeyboardInterrupt:
-        note("stopped; the archive is as it was, and the next compaction begins again")
-        raise typer.Exit(1) from None
+        done = compact(spark, storage, wanted, display)
     if output is Format.json:
         put_json({"tables": done})
         return
@@ -192,25 +203,11 @@ def compact_archive(output: Format, options: SparkOptions, *, file_bytes: str) -
 def verify_archive(output: Format, options: SparkOptions) -> None:
     """Look for lost files of the archive, and read all of them; exit code 1 if one is lost or
     cannot be read."""
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
+    stopped = "stopped; the archive was not verified"
+    with archive_job("archive verify", options, stopped) as (spark, storage, display):
+        from chronos.spark.archive.verify import verify
 
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.archive.verify import verify
-    from chronos.spark.storage import ArchiveStorage
-
-    storage = ArchiveStorage(options.location)
-    try:
-        with spark_job("archive verify", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            found = verify(spark, storage, display)
-    except KeyboardInterrupt:
-        note("stopped; the archive was not verified")
-        raise typer.Exit(1) from None
+        found = verify(spark, storage, display)
     if output is Format.json:
         put_json(found)
     else:
@@ -253,36 +250,22 @@ def ask_archive(options: SparkOptions, wanted: FindOptions, limit: int) -> "Foun
         headers=header_pairs(wanted.headers),
         ids=ids,
     )
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
+    stopped = "stopped; nothing was found so far"
+    with archive_job("archive find", options, stopped) as (spark, storage, display):
+        from chronos.spark.audit.job import EmptyWindow, find
 
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.audit.job import EmptyWindow, find
-    from chronos.spark.storage import ArchiveStorage
-
-    try:
-        with spark_job("archive find", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            try:
-                found = find(
-                    spark,
-                    ArchiveStorage(options.location),
-                    request,
-                    id_prefix=wanted.id_prefix,
-                    limit=limit,
-                    now_ms=now_ms,
-                    watch=display,
-                )
-            except EmptyWindow as error:
-                raise typer.BadParameter(str(error)) from None
-    except KeyboardInterrupt:
-        note("stopped; nothing was found so far")
-        raise typer.Exit(1) from None
-    return found
+        try:
+            return find(
+                spark,
+                storage,
+                request,
+                id_prefix=wanted.id_prefix,
+                limit=limit,
+                now_ms=now_ms,
+                watch=display,
+            )
+        except EmptyWindow as error:
+            raise typer.BadParameter(str(error)) from None
 
 
 def put_found(found: "FoundDeliveries", output: Format) -> None:

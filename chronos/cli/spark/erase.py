@@ -9,11 +9,13 @@ import typer
 
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
+from chronos.cli.spark.archive import archive_job
 from chronos.core.timefmt import parse_duration_ms
-from chronos.logs import set_up
 
 NOT_FOUND = 4
 """Exit code: the archive holds nothing of an id."""
+
+STOPPED = "stopped; run the same command again"
 
 NAMED = 10
 """Most ids that a message names."""
@@ -31,25 +33,10 @@ def expire_archive(output: Format, options: SparkOptions, *, older_than: str, ye
         "be undone",
         yes=yes,
     )
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
+    with archive_job("archive expire", options, STOPPED) as (spark, storage, display):
+        from chronos.spark.archive.expire import expire
 
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.archive.expire import expire
-    from chronos.spark.storage import ArchiveStorage
-
-    storage = ArchiveStorage(options.location)
-    try:
-        with spark_job("archive expire", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            done = expire(spark, storage, before_ms, display)
-    except KeyboardInterrupt:
-        note("stopped; run the same command again")
-        raise typer.Exit(1) from None
+        done = expire(spark, storage, before_ms, display)
     if output is Format.json:
         put_json(done)
         return
@@ -74,25 +61,10 @@ def forget_ids(
     _confirm_erasing(
         f"forget {number(len(wanted))} ids in {options.location}? This cannot be undone", yes=yes
     )
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
+    with archive_job("archive forget", options, STOPPED) as (spark, storage, display):
+        from chronos.spark.archive.forget import forget
 
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.archive.forget import forget
-    from chronos.spark.storage import ArchiveStorage
-
-    storage = ArchiveStorage(options.location)
-    try:
-        with spark_job("archive forget", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            done = forget(spark, storage, wanted, display)
-    except KeyboardInterrupt:
-        note("stopped; run the same command again")
-        raise typer.Exit(1) from None
+        done = forget(spark, storage, wanted, display)
     pending, absent = (
         [printable(id_text(each)) for each in found] for found in (done.pending, done.not_found)
     )

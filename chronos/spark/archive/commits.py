@@ -10,7 +10,8 @@ to the versions that are named, before it writes. Law: a job that commits holds 
 lock. Law: what was forgotten is in no file, once the next job that commits has begun (`vacuum`)."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from uuid import uuid4
 
 import structlog
@@ -21,7 +22,7 @@ from chronos.errors import ArchiveUnusable
 from chronos.spark import ledger, schema
 from chronos.spark.codec import stored
 from chronos.spark.delta import Commit, append, create, last_version, table_at
-from chronos.spark.runs import OffsetRow
+from chronos.spark.runs import ARCHIVE_ID, OffsetRow, check_format, no_archive
 from chronos.spark.schema import ERASED, MESSAGES, OFFSETS, Table
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
@@ -45,6 +46,18 @@ def create_tables(storage: ArchiveStorage) -> None:
             partition=table.partition,
             counted=schema.counted(table),
         )
+
+
+@contextmanager
+def committing(spark: SparkSession, storage: ArchiveStorage) -> Iterator["Commits"]:
+    """The commits of a job on an archive that exists: other writers are kept out. ArchiveFailed if
+    there is none."""
+    claim = check_format(storage)
+    if claim is None:
+        raise no_archive(storage)
+    with storage.locked():
+        create_tables(storage)
+        yield Commits(spark, storage, claim[ARCHIVE_ID])
 
 
 class Commits:

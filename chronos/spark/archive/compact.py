@@ -8,12 +8,9 @@ job takes back what it did not commit."""
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from chronos.errors import ArchiveFailed
 from chronos.spark import schema
-from chronos.spark.archive.commits import Commits, create_tables
-from chronos.spark.archive.job import ARCHIVE_ID
+from chronos.spark.archive.commits import committing
 from chronos.spark.delta import table_at
-from chronos.spark.runs import check_format
 from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
 
@@ -40,14 +37,7 @@ def compact(
 ) -> list[CompactedTable]:
     """Compact every table: 1. merge its files below `file_bytes`, 2. commit, 3. remove the files
     that are not needed any more."""
-    claim = check_format(storage)
-    if claim is None:
-        raise ArchiveFailed(
-            f"{storage.uri} holds no archive; `chronos archive --location` creates one"
-        )
-    with storage.locked():
-        create_tables(storage)
-        commits = Commits(spark, storage, claim[ARCHIVE_ID])
+    with committing(spark, storage) as commits:
         for setting in FILE_BYTES:
             spark.conf.set(setting, str(file_bytes))
         done = []

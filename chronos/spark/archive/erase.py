@@ -12,12 +12,9 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
-from chronos.spark.archive.commits import Commits, create_tables
-from chronos.spark.archive.job import ARCHIVE_ID
+from chronos.spark.archive.commits import Commits, committing
 from chronos.spark.delta import table_at
-from chronos.spark.runs import check_format
 from chronos.spark.schema import ERASED, Table, columns_of
 from chronos.spark.storage import ArchiveStorage
 
@@ -29,17 +26,9 @@ RECORD = ("shard", "offset")
 def erasing(spark: SparkSession, storage: ArchiveStorage) -> Iterator[Commits]:
     """The commits of a job that erases: other writers and backfills are kept out. ArchiveFailed if
     there is no archive, or a backfill is unfinished."""
-    claim = check_format(storage)
-    if claim is None:
-        raise ArchiveFailed(
-            f"{storage.uri} holds no archive; `chronos archive --location` creates one"
-        )
-    with storage.locked():
-        create_tables(storage)
-        commits = Commits(spark, storage, claim[ARCHIVE_ID])
-        with ledger.locked(storage):
-            ledger.check_ended(storage)
-            yield commits
+    with committing(spark, storage) as commits, ledger.locked(storage):
+        ledger.check_ended(storage)
+        yield commits
 
 
 def write_erased(commits: Commits, deliveries: DataFrame, work: str) -> int:

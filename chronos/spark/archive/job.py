@@ -58,6 +58,7 @@ from chronos.spark.codec import (
 )
 from chronos.spark.delta import Commit
 from chronos.spark.runs import (
+    ARCHIVE_ID,
     RECREATED,
     TRIMMED,
     TRUNCATED,
@@ -100,9 +101,6 @@ class ArchivePlan(Struct, frozen=True, kw_only=True):
 
 CLUSTER_ID = "kafka_cluster_id"
 """Key of `archive.json` with the id that Kafka gave the cluster."""
-
-ARCHIVE_ID = "id"
-"""Key of `archive.json` with the id of the archive, which its commits have."""
 
 CHECKPOINTS = "_checkpoints"
 """Folder of the checkpoints of Spark's streams, while a run writes."""

@@ -8,11 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import MapType
 
-from chronos.errors import ArchiveFailed
 from chronos.spark import schema
 from chronos.spark.delta import last_version, read
 from chronos.spark.ledger import ROWS
-from chronos.spark.runs import check_format
+from chronos.spark.runs import check_format, no_archive
 from chronos.spark.session import Step, Watch, one_line
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import pinned
@@ -35,9 +34,7 @@ def verify(spark: SparkSession, storage: ArchiveStorage, watch: Watch) -> Verifi
     is no archive."""
     now = pinned(spark, storage) if check_format(storage) is not None else None
     if now is None:
-        raise ArchiveFailed(
-            f"{storage.uri} holds no archive; `chronos archive --location` creates one"
-        )
+        raise no_archive(storage)
     versions = {name: now.versions[name] for name in schema.TABLES if name in now.versions}
     sent = last_version(storage, ROWS)
     if sent is not None:
