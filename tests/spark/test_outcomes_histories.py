@@ -14,6 +14,7 @@ import pytest
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, HOUR_MS, READ_MS, History, Row, random_history, tables
 from tests.unit.histories import START_MS, Step
@@ -48,7 +49,8 @@ def played(seed: int, *, drained: bool) -> list[History]:
 def outcomes_of(archive: Tables, span: Span) -> list[Any]:
     """The outcomes of the promised deliveries due in the window."""
     covered = coverage.coverage(archive.offsets)
-    return judge(archive, covered, DELAY, span).outcomes.collect()
+    with Kept() as kept:
+        return judge(archive, covered, DELAY, span, kept).outcomes.collect()
 
 
 def found(
