@@ -18,6 +18,7 @@ from chronos.spark.archive.verify import verify
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
@@ -157,7 +158,8 @@ def test_a_killed_expiry_is_completed_by_the_next(
 def judged(spark: SparkSession, storage: ArchiveStorage, span: Span) -> dict[Any, tuple[str, str]]:
     """The outcome and the reason of each promised delivery of a window."""
     archive, _, _ = open_tables(spark, storage)
-    rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes.collect()
+    with Kept() as kept:
+        rows = judge(archive, coverage(archive.offsets), DELAY, span, kept).outcomes.collect()
     found = {token(row): (row["outcome"], row["reason"]) for row in rows}
     assert len(found) == len(rows)
     return found

@@ -14,6 +14,7 @@ import pytest
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, EVERYTHING, History, Row, played, tables, token
 from tests.unit.histories import START_MS
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.spark
 def outcomes_of(archive: Tables, span: Span) -> list[Any]:
     """The outcomes of the promised deliveries due in the window."""
     covered = coverage.coverage(archive.offsets)
-    return judge(archive, covered, DELAY, span).outcomes.collect()
+    with Kept() as kept:
+        return judge(archive, covered, DELAY, span, kept).outcomes.collect()
 
 
 def found(

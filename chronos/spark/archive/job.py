@@ -29,6 +29,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from uuid import uuid4
 
+import pyarrow.parquet as pq
 import structlog
 from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -56,7 +57,7 @@ from chronos.spark.codec import (
     steps_of,
     with_reason,
 )
-from chronos.spark.delta import Commit
+from chronos.spark.delta import Commit, is_empty
 from chronos.spark.runs import (
     ARCHIVE_ID,
     RECREATED,
@@ -552,12 +553,19 @@ class _StreamRun:
         """Write one micro-batch: 1. its tables, 2. its rows of `offsets`, by which it counts."""
         stream, commits = self._stream.table, self._job.commits
         records = self._readable(records, number)
-        written = {
-            table.name: commits.write(
-                table, made(records), run=self._name, stream=stream, number=number
-            )
-            for table, made in self._stream.outputs
-        }  # 1
+        several = len(self._stream.outputs) > 1
+        if several:
+            records.persist()  # else each table would read the topic
+        written: dict[str, Commit] = {}
+        for table, made in self._stream.outputs:  # 1
+            rows = made(records)
+            # A commit takes longer than to look, and most steps have no decision.
+            if table.name == stream or not is_empty(rows):
+                written[table.name] = commits.write(
+                    table, rows, run=self._name, stream=stream, number=number
+                )
+        if several:
+            records.unpersist()
         begin, end = self._range(number)
         rows = self._offset_rows(begin, end)
         targets = self._targets(written) if stream == schema.MESSAGES.name else []
@@ -581,12 +589,13 @@ class _StreamRun:
 
     def _targets(self, written: Mapping[str, Commit]) -> list[str]:
         """The targets that the messages of a batch name, by the files that it added."""
-        name = schema.MESSAGES.name
-        files = [self._job.storage.path(name, path) for path in written[name].files]
-        if not files:
-            return []
-        rows = self._job.spark.read.parquet(*files).where("target is not null")
-        return sorted(row["target"] for row in rows.select("target").distinct().collect())
+        name, column = schema.MESSAGES.name, "target"
+        found: set[str] = set()
+        for path in written[name].files:
+            with self._job.storage.open(f"{name}/{path}") as file:
+                rows = pq.read_table(file, columns=[column], read_dictionary=[column])
+            found.update(rows.column(column).unique().drop_null().to_pylist())
+        return sorted(found)
 
     def _readable(self, records: DataFrame, number: int) -> DataFrame:
         """The records of a micro-batch; without the ranges that cannot be read, if it is near one:
