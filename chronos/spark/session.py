@@ -112,19 +112,13 @@ LOCAL = {
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 """Settings for this machine.
 
 Delta computes the state of a table, and lists its files for VACUUM, in as many tasks as the last
-two say, which are 50 and 10,000 by default.
-
-Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
-raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
-of their own. """
+two say, which are 50 and 10,000 by default."""
 
 CLUSTER = {
     "spark.databricks.delta.snapshotPartitions": "8",
@@ -170,12 +164,19 @@ COMMON = {
     "spark.driver.extraJavaOptions": (
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 """Settings for this machine and for a cluster alike.
+
+Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
+raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
+of their own. A job on this machine and one on a cluster may write to the same folder: a checksum of
+one would not fit a file that the other has replaced.
 
 With debugging, each expression asks the JVM several times in order to note the line of Python that
 made it: two thirds of all calls to the JVM, and a third of an audit of few messages (measured)."""
