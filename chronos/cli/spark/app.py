@@ -132,14 +132,14 @@ archive_app = typer.Typer(
     help="""Copy the logs to Delta tables with Spark: incrementally, each record exactly once.
 
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
-    when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
+    when it starts, and ends; the next run continues from there, with --follow after a pause. If a run is killed at any point, the next one completes it.
     The archive has one Delta table for each kind of record (docs/reference/archive.md). `chronos archive compact` merges small files,
     `chronos archive verify` looks for lost ones, `chronos archive find` for messages, and `chronos archive expire` and `forget` erase them.
 
     \b
     Examples:
       chronos archive --config chronos.yaml --location /var/lib/chronos-archive
-      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --continuous --master spark://spark:7077
+      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --follow --master spark://spark:7077
       chronos archive compact -l /var/lib/chronos-archive
       chronos archive verify -l /var/lib/chronos-archive
     """,  # noqa: E501
@@ -167,15 +167,34 @@ def archive(
             "--all-records", help="Also records of target topics that Chronos did not deliver."
         ),
     ] = False,
-    continuous: Annotated[
-        bool, typer.Option("--continuous", help="Keep running: start another run after each one.")
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help=(
+                "Keep running: start another run after each one, and serve /metrics and /readyz. "
+                "SIGINT or SIGTERM ends it after the current commit, a second one at once."
+            ),
+        ),
     ] = False,
     every: Annotated[
         str,
         typer.Option(
-            "--every", metavar="DURATION", help="With --continuous: the pause between two runs."
+            "--every", metavar="DURATION", help="With --follow: the pause between two runs."
         ),
     ] = "1m",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help=(
+                "With --follow: where to serve /metrics and /readyz; port 0 takes any free one. "
+                "They need no token."
+            ),
+            show_default=True,
+        ),
+    ] = "127.0.0.1:7790",
     batch_records: Annotated[
         int,
         typer.Option(
@@ -198,6 +217,11 @@ def archive(
     location = need_location(location)
     from chronos.cli.spark.archive import run
 
+    options = None
+    if follow:
+        from chronos.cli.spark.follow import follow_options
+
+        options = follow_options(every, listen)
     run(
         output,
         SparkOptions(location=location, master=master, conf=conf or []),
@@ -209,8 +233,8 @@ def archive(
         ),
         targets=targets,
         all_records=all_records,
-        every=every if continuous else None,
         batch_records=batch_records,
+        follow=options,
     )
 
 
