@@ -7,18 +7,27 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chronos.spark import schema
+from chronos.errors import ArchiveFailed
+from chronos.spark import ledger, schema
+from chronos.spark.archive.job import CLUSTER_ID
+from chronos.spark.backfill.restore import QUIET_MS, check_empty, check_stopped, newest_ms
+from chronos.spark.request import BackfillRequest
+from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
-from tests.integration.flow import Sent, now_ms
+from tests.integration.flow import Sent, now_ms, read_committed
+from tests.spark.backfills import backfill_of
 from tests.spark.conftest import conf, small
-from tests.spark.lost import last_json
+from tests.spark.logs import SHARDS, Logs
+from tests.spark.lost import last_json, write_lost
 from tests.spark.outage import Outage
 
 if TYPE_CHECKING:
@@ -36,16 +45,23 @@ def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outa
         yield made
 
 
+def run_restore(
+    location: str, bootstrap: str, settings: Mapping[str, object], *more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with the settings of the new service."""
+    own = {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap, **settings}
+    command = [sys.executable, "-m", "chronos", "restore", "-l", location]
+    command += [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
+    command += ["-o", "json", "--master", "local[2]", *conf(small()), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
 def restore(
     outage: Outage, *more: str, settings: dict[str, object] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command; `settings`: others than those of the new service."""
-    own = {"log.kind": "kafka", "log.kafka.bootstrap_servers": outage.broker.bootstrap}
-    own |= outage.new_settings() if settings is None else settings  # type: ignore[arg-type]
-    command = [sys.executable, "-m", "chronos", "restore", "-l", outage.storage.uri]
-    command += [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
-    command += ["-o", "json", "--master", "local[2]", *conf(small()), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    settings = outage.new_settings() if settings is None else settings
+    return run_restore(outage.storage.uri, outage.broker.bootstrap, settings, *more)
 
 
 def restored(outage: Outage, *more: str) -> dict[str, Any]:
@@ -130,6 +146,95 @@ def test_what_was_pending_is_restored_once_and_delivered_ids_stay_taken(outage: 
     assert outage.times() == before + Counter(fired)
     left = sum(shard["pending"] for shard in outage.service.shards())
     assert left == len(pending) - len(fired)
+
+
+def test_a_restore_that_was_begun_is_completed_by_the_same_command(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Ids of delivered messages are sent as settled and without a payload; ids that Chronos
+    generated are not sent."""
+    logs, storage = Logs(broker), ArchiveStorage(str(tmp_path / "archive"))
+    write_lost(
+        spark,
+        storage,
+        cluster=logs.cluster,
+        delay=logs.delay,
+        target=logs.target,
+        messages=40,
+        shards=SHARDS,
+    )
+    new = f"{logs.cluster}.new.delay"
+    broker.create_topic(new, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
+    brokers = logs.brokers()
+    job = backfill_of(spark, storage, brokers, broker.bootstrap, delay_topic=new)
+    request = BackfillRequest(
+        mode="pending", purpose="restore-1", lost_ms=now_ms(), deduplication_ms=now_ms()
+    )
+    with job.locked():
+        planned = job.plan(request)
+        job.begin(planned)
+    brokers.close()
+    assert (planned.messages, planned.settled, planned.unknown) == (8, 8, 0)
+    settings = {
+        "cluster": logs.cluster,
+        "shards": SHARDS,
+        "topics.delay": new,
+        "topics.progress": f"{logs.cluster}.new.progress",
+    }
+    ran = run_restore(storage.uri, broker.bootstrap, settings, "--yes", "--old-cluster-is-gone")
+    assert ran.returncode == 0, ran.stderr
+    report = last_json(ran.stdout)
+    assert (report["run"], report["state"]) == (planned.run, "done")
+    assert (report["messages"], report["settled"]) == (0, 8)
+    sent = {}
+    for record in read_committed(broker.bootstrap, new):
+        headers: Any = dict(record.headers() or ())
+        assert record.value() is None
+        assert headers.keys() == {"chronos-action", ledger.REPLAY_POSITION}
+        sent[record.key()] = headers["chronos-action"]
+    assert sent == {b"order-%d" % number: b"settled" for number in range(0, 40, 5)}
+
+
+def test_an_archive_of_other_brokers_is_restored_only_if_the_old_service_is_known_to_have_stopped(
+    broker: Broker, tmp_path: Path
+) -> None:
+    storage = ArchiveStorage(str(tmp_path / "archive"))
+    topics = {name: f"old.{name}" for name in ("delay", "progress", "rejected", "dead_letter")}
+    claim = {"format": schema.FORMAT, "id": "old", "cluster": "old", "topics": topics}
+    storage.write_json("archive.json", {**claim, CLUSTER_ID: "another"})
+    settings = {f"topics.{name}": f"{uuid.uuid4().hex}.{name}" for name in ("delay", "progress")}
+    ran = run_restore(storage.uri, broker.bootstrap, settings, "--yes")
+    assert (ran.returncode, "archived from other brokers" in ran.stderr) == (1, True), ran.stderr
+    old = tmp_path / "old.yaml"
+    old.write_text(f"log: {{kind: kafka, kafka: {{bootstrap_servers: '{broker.bootstrap}'}}}}\n")
+    ran = run_restore(storage.uri, broker.bootstrap, settings, "--old-cluster", str(old))
+    assert (ran.returncode, "from the Kafka cluster another" in ran.stderr) == (1, True), ran.stderr
+
+
+@pytest.mark.parametrize(("age_ms", "is_refused"), [(QUIET_MS - 1, True), (QUIET_MS, False)])
+def test_an_old_service_counts_as_stopped_once_its_newest_progress_record_is_old(
+    age_ms: int, is_refused: bool
+) -> None:
+    with pytest.raises(ArchiveFailed, match="may still run") if is_refused else nullcontext():
+        check_stopped("c.progress", now_ms() - age_ms, now_ms())
+
+
+def test_the_newest_record_of_a_topic_and_an_empty_one_are_told_apart(broker: Broker) -> None:
+    """Of all partitions; a topic that does not exist is empty."""
+    logs = Logs(broker)
+    brokers = logs.brokers()
+    missing = f"{logs.cluster}.missing"
+    assert newest_ms(brokers, logs.delay) is newest_ms(brokers, missing) is None
+    check_empty(brokers, [logs.delay, missing])
+    began_ms = now_ms()
+    logs.write(logs.delay, b"1", [], partition=SHARDS - 1)
+    logs.flush()
+    newest = newest_ms(brokers, logs.delay)
+    assert newest is not None
+    assert began_ms <= newest <= now_ms()
+    with pytest.raises(ArchiveFailed, match="is not empty"):
+        check_empty(brokers, [missing, logs.delay])
+    brokers.close()
 
 
 @pytest.mark.campaign
