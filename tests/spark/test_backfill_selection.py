@@ -365,8 +365,8 @@ def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
 
 PLANNED = (
     "name string, outcome string, key binary, target string, bytes_max long, compacted boolean, "
-    "target_compacted boolean, target_key binary, expire_at_ms long, value binary, id binary, headers array<struct<name "
-    "string, value binary>>"
+    "target_compacted boolean, target_key binary, expire_at_ms long, value binary, id binary, "
+    "headers array<struct<name string, value binary>>"
 )
 """The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
 
