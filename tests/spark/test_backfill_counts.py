@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
 from pyspark.sql import Row
 
 from chronos.spark.backfill import job
@@ -71,6 +72,22 @@ def test_the_report_tells_the_plan_apart_from_what_is_left_out_of_it() -> None:
     assert found.compacted == 11
     assert found.outcomes == {"missing": 6, "delivered": 3}
     assert found.targets == {"orders": 5, "mails": 4}
+
+
+def test_a_restore_counts_its_ids_and_what_may_have_been_delivered() -> None:
+    """An id is no message of a target and has no time."""
+    restore = structs.replace(PLANNED, request=BackfillRequest(mode="pending", lost_ms=1))
+    cells = [
+        cell(2, outcome="pending"),
+        cell(3, outcome="unknown"),
+        cell(4, outcome="unknown", left_out="unknown"),
+        cell(50, outcome="settled"),
+        cell(60, outcome="settled", left_out="no-id"),
+    ]
+    found = counted(restore, cells)
+    assert (found.messages, found.settled, found.unknown, found.unknown_left_out) == (55, 50, 7, 4)
+    assert (found.targets, found.first_due_ms, found.last_due_ms) == ({"orders": 5}, 97, 103)
+    assert counted(PLANNED, cells).unknown == 0
 
 
 def test_an_empty_plan_has_no_times() -> None:

@@ -278,6 +278,11 @@ def carried_on() -> list[JudgedShard]:
         .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 100)
         .act("fire-now", 1, b"mine", at_ms=T + 300, first_ms=T - 200)
         .deliver(0, T - 200, T + 400),
+        JudgedShard("settled: promises nothing, acts on nothing", {A: ("delivered", None)})
+        .send(0, DUE, **mine)
+        .act("settled", 1, b"mine", at_ms=T)
+        .act("settled", 2, b"other", at_ms=DUE)
+        .deliver(0, DUE, DUE + 3),
         JudgedShard("fired when it was due already", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("fire-now", 900, b"mine", at_ms=LATER)

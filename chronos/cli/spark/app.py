@@ -115,6 +115,11 @@ WantedHeaders = Annotated[
         help="Only messages with this header. May be repeated: a message must have all of them.",
     ),
 ]
+SendYes = Annotated[bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")]
+IgnoreExpiry = Annotated[
+    bool,
+    typer.Option("--ignore-expiry", help="Include messages that are past their chronos-expire-at."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Erase without asking for confirmation.")]
 AUTO_MASTER = "auto"
 
@@ -597,12 +602,7 @@ def backfill(
     ] = None,
     to_cluster: ToClusterFile = None,
     to_reader: ToReader = None,
-    ignore_expiry: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-expiry", help="Include messages that are past their chronos-expire-at."
-        ),
-    ] = False,
+    ignore_expiry: IgnoreExpiry = False,
     compacted: Annotated[
         bool,
         typer.Option(
@@ -626,9 +626,7 @@ def backfill(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the counts and some samples; send nothing.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")
-    ] = False,
+    yes: SendYes = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -742,3 +740,87 @@ def cancel(
     )
     to = ToCluster(config=to_cluster, reader=to_reader or [])
     cancel_run(output, options, cluster, to, run, yes=yes)
+
+
+def restore(
+    location: Location,
+    old_cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--old-cluster",
+            metavar="FILE",
+            help=(
+                "The settings of the archived service, if it was on other brokers: to see that it "
+                "has stopped, and when."
+            ),
+        ),
+    ] = None,
+    old_cluster_is_gone: Annotated[
+        bool,
+        typer.Option(
+            "--old-cluster-is-gone",
+            help="The archived service delivers nothing more, whatever its topics show.",
+        ),
+    ] = False,
+    lost_at: Annotated[
+        str | None,
+        typer.Option(
+            "--lost-at",
+            metavar="TIME",
+            help=(
+                "When it was lost: RFC 3339, epoch ms, or -2h for two hours ago. Default: the time "
+                "of its newest progress record, or now if that cannot be read."
+            ),
+        ),
+    ] = None,
+    repeat_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--repeat-unknown",
+            help="Include messages that may have been delivered after the archive's end.",
+        ),
+    ] = False,
+    ignore_expiry: IgnoreExpiry = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the counts; create and send nothing.")
+    ] = False,
+    yes: SendYes = False,
+    reader: Reader = None,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """Restore what was pending at the archive's end in a new service, after the loss of its topics.
+
+    The configuration is that of the new service, with new topics or on new brokers, before its
+    first start. The topics are created; pending messages go there with their ids and due times,
+    and ids delivered within retention.deduplication as settled. What may have been delivered
+    between the archive's end and the loss is left out and counted, unless --repeat-unknown. After a
+    kill the same command sends the rest (docs/how-to/restore.md).
+
+    \b
+    Examples:
+      chronos restore -c new.yaml -l s3a://bucket/chronos --dry-run
+      chronos restore -c new.yaml -l s3a://bucket/chronos --old-cluster-is-gone --lost-at 2030-01-31T09:00:00Z
+      chronos restore -c new.yaml -l /var/lib/chronos-archive --old-cluster chronos.yaml --repeat-unknown --yes
+    """  # noqa: E501
+    from chronos.cli.spark.restore import RestoreOptions, run
+
+    run(
+        output,
+        SparkOptions(location=location, master=master, conf=conf or []),
+        ClusterOptions(
+            config=config, settings=settings or [], reader=reader or [], other_cluster=True
+        ),
+        RestoreOptions(
+            old_cluster=old_cluster,
+            old_cluster_is_gone=old_cluster_is_gone,
+            lost_at=lost_at,
+            repeat_unknown=repeat_unknown,
+            ignore_expiry=ignore_expiry,
+            dry_run=dry_run,
+            yes=yes,
+        ),
+    )
