@@ -610,16 +610,11 @@ class _StreamRun:
         several = len(self._stream.outputs) > 1
         if several:
             records.persist()  # else each table would read the topic
-        written: dict[str, Commit] = {}
-        for table, made in self._stream.outputs:  # 1
-            rows = made(records)
-            # A commit takes longer than to look, and most steps have no decision.
-            if table.name == stream or not is_empty(rows):
-                written[table.name] = commits.write(
-                    table, rows, run=self._name, stream=stream, number=number
-                )
-        if several:
-            records.unpersist()
+        try:
+            written = self._tables(records, number)  # 1
+        finally:
+            if several:
+                records.unpersist()
         begin, end = self._range(number)
         rows = self._offset_rows(begin, end)
         targets = self._targets(written) if stream == schema.MESSAGES.name else []
@@ -631,22 +626,34 @@ class _StreamRun:
             for part, until in ends.items():
                 read = self._run.topics[topic].partitions[part]
                 read.position, read.leader_epoch = until, self._epochs[topic].get(part)
-        made = TableResult(
+        archived = TableResult(
             table=stream,
             records=written[stream].rows,
             batches=1,
             gaps=sum(row["gap"] for row in rows),
         )
-        self._result.gaps += made.gaps
-        self._result.batches += made.batches
-        self._result.records += made.records
-        self._job.observer.committed([made])
+        self._result.gaps += archived.gaps
+        self._result.batches += archived.batches
+        self._result.records += archived.records
+        self._job.observer.committed([archived])
         self._archived += sum(
             until - begin[topic].get(part, until)
             for topic, ends in end.items()
             for part, until in ends.items()
         )
         self._report()
+
+    def _tables(self, records: DataFrame, number: int) -> dict[str, Commit]:
+        """Write the tables of one micro-batch; the commits by table."""
+        written: dict[str, Commit] = {}
+        for table, made in self._stream.outputs:
+            rows = made(records)
+            # A commit takes longer than to look, and most steps have no decision.
+            if table.name == self._stream.table or not is_empty(rows):
+                written[table.name] = self._job.commits.write(
+                    table, rows, run=self._name, stream=self._stream.table, number=number
+                )
+        return written
 
     def _targets(self, written: Mapping[str, Commit]) -> list[str]:
         """The targets that the messages of a batch name, by the files that it added."""

@@ -49,7 +49,7 @@ from chronos.spark.audit.reach import (
     NARROW,
     NONE_MS,
     Kept,
-    Reach,
+    AuditReach,
     decided_since,
     is_carried,
     is_message,
@@ -223,7 +223,7 @@ class _Related(Struct, frozen=True, kw_only=True):
     """No record of these was sent before."""
 
 
-def _related(messages: DataFrame, span: Span, reached: Reach, kept: Kept) -> _Related:
+def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -> _Related:
     columns = (*NARROW, "timestamp_ms")
     records = messages.select(*columns)
     moved_ms = carried_ms = NONE_MS
@@ -280,7 +280,7 @@ def _related(messages: DataFrame, span: Span, reached: Reach, kept: Kept) -> _Re
     )
 
 
-def _history(records: DataFrame, reached: Reach) -> DataFrame | None:
+def _history(records: DataFrame, reached: AuditReach) -> DataFrame | None:
     """The records of the whole archive with an id that moves into the window (`is_moved`), and the
     messages that are carried into it (`is_carried`); None if there are neither."""
     if reached.moved is None and reached.carried is None:
@@ -311,7 +311,7 @@ def promised_deliveries(
     decisions: DataFrame,
     progress: DataFrame,
     span: Span,
-    reached: Reach,
+    reached: AuditReach,
     kept: Kept,
 ) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `messages` has `accepted_ms`;

@@ -66,7 +66,7 @@ class Kept:
             self._frames.pop().unpersist()
 
 
-class Reach(Struct, frozen=True, kw_only=True):
+class AuditReach(Struct, frozen=True, kw_only=True):
     """How far an audit reads beyond its window."""
 
     since_ms: int
@@ -81,7 +81,7 @@ class Reach(Struct, frozen=True, kw_only=True):
     if it is one about new zone data; None: there are none."""
 
 
-def reach(messages: DataFrame, decisions: DataFrame, span: "Span", kept: Kept) -> Reach:
+def reach(messages: DataFrame, decisions: DataFrame, span: "Span", kept: Kept) -> AuditReach:
     """Tables `messages`, with `accepted_ms`, and `decisions` -> the reach of an audit."""
     is_here = f.col("verb").isin("schedule", "replace") & span.holds("due_ms")
     first = messages.where(around(span).within(MESSAGES)).agg(
@@ -94,7 +94,7 @@ def reach(messages: DataFrame, decisions: DataFrame, span: "Span", kept: Kept) -
     for at, count in enumerate(counts, 1):
         found = found.unionByName(count.withColumn("of", f.lit(at)), allowMissingColumns=True)
     window, movers, carriers = sorted(found.collect(), key=lambda row: row["of"])
-    return Reach(
+    return AuditReach(
         since_ms=NONE_MS if window["first"] is None else window["first"],
         requested_ms=NONE_MS if window["second"] is None else window["second"],
         moved=moved if movers["first"] else None,
