@@ -48,8 +48,8 @@ from chronos.spark.audit.events import (
 from chronos.spark.audit.reach import (
     NARROW,
     NONE_MS,
-    Kept,
     AuditReach,
+    Kept,
     decided_since,
     is_carried,
     is_message,
