@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,15 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
         yield made
 
 
-NOT_PROVED = 6
-"""Exit code of an audit without a broken promise: no step proves that the messages are settled."""
-
-
-def command(*arguments: str, code: int = 0) -> Any:
-    """Run `chronos` with Python for driver and executors as the documentation says, and return its
-    JSON. `code`: its exit code."""
+def run(arguments: Sequence[str], python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run `chronos`. `python`: that of executors."""
     environ = {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python,
         "PYTHONPATH": str(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    ran = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "chronos", *arguments, "-o", "json"],
         env=environ,
         capture_output=True,
@@ -58,7 +53,13 @@ def command(*arguments: str, code: int = 0) -> Any:
         timeout=COMMAND_S,
         check=False,
     )
-    assert ran.returncode == code, f"{arguments[:2]}: {ran.stdout}\n{ran.stderr[-4_000:]}"
+
+
+def command(*arguments: str) -> Any:
+    """Run `chronos` with Python for driver and executors as the documentation says, and return its
+    JSON."""
+    ran = run(arguments)
+    assert ran.returncode == 0, f"{arguments[:2]}: {ran.stdout}\n{ran.stderr[-4_000:]}"
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -86,7 +87,7 @@ def test_executors_archive_audit_and_send_again(
         (logs.target, *at) for at in everything
     ]
     assert command("archive", "verify", *spark)["problems"] == []
-    audited = command("audit", *spark, *window, code=NOT_PROVED)
+    audited = command("audit", *spark, *window)
     assert audited["counts"]["delivered"] == COUNT
     sent = command("backfill", *spark, *window, "--all", "--yes", *logs.settings())
     assert sent["messages"] == COUNT
@@ -96,3 +97,24 @@ def test_executors_archive_audit_and_send_again(
     assert sum(ends) >= 2 * COUNT
     worked = [path.parent.parent.name for path in cluster.executors()]
     assert set(worked) == {"work-0", "work-1"}
+
+
+def test_executors_without_the_packages_are_named_before_anything_is_written(
+    cluster: StandaloneCluster, broker: Broker, tmp_path: Path
+) -> None:
+    """With the Python that this environment was made from, which has none of them; and with one
+    that does not exist."""
+    logs = Logs(broker)
+    logs.write(logs.progress, logs.step())
+    logs.flush()
+    location = tmp_path / "archive"
+    spark = ["--location", str(location), "--master", cluster.url, *conf(connector())]
+    bare = str(Path(sys.base_prefix) / "bin" / "python3")
+    for python, text in (
+        (bare, "has no confluent_kafka, msgspec, pandas, pyarrow: each host that runs tasks needs"),
+        ("/nowhere/python", "Spark's executors cannot run Python ("),
+    ):
+        ran = run(["archive", *spark, *logs.settings()], python)
+        assert ran.returncode == 3, ran.stderr[-3_000:]
+        assert text in " ".join(ran.stderr.split()), ran.stderr[-3_000:]
+    assert not location.exists()
