@@ -448,8 +448,9 @@ def _need_packages(session: "SparkSession") -> None:
     except Py4JJavaError as error:
         session.stop()
         text = str(error.java_exception)
-        lines = [line for line in text.splitlines() if "Error: " in line or "[PYTHON_" in line]
-        why = (lines or text.splitlines() or [type(error).__name__])[-1].strip()
+        raised = [line for line in text.splitlines() if "Error: " in line or "[PYTHON_" in line]
+        why = (raised[-1:] or text.splitlines()[:1] or [type(error).__name__])[0].strip()
+        why = why[:LINE_CHARACTERS]
         raise SparkMissing(f"Spark's executors cannot run Python ({why}): {remedy}") from error
     for host, python, lacking in found:
         if lacking:
