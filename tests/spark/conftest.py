@@ -45,12 +45,10 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.maxPlanStringLength": "1000",
 }
-"""Spark's settings to interpret each query, to plan it once, and to describe little of it. The
-tests of a session have hundreds of queries with few rows: compiling them took a third of the time,
-and planning each stage again half of the rest (measured). One of the audits does both, as those of
-users do."""
+"""Spark's settings to interpret each query and to plan it once. The tests of a session have
+hundreds of queries with few rows: compiling them took a third of the time, and planning each stage
+again half of the rest (measured). One of the audits does both, as those of users do."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
