@@ -23,18 +23,18 @@ RUNS, RUNS_BEFORE = 4, 30
 """Daily runs whose rows the audit of the window needs, and those before them."""
 
 FROM_MS = END_MS - DAY_MS + DAY_MS // 2
-MINUTES_MS = 600_000
+HOUR_MS = 3_600_000
 
 
 METRICS = {"number of files read": "files", "number of output rows": "rows"}
 
 
 def read_by(spark: SparkSession, folder: Path, from_ms: int) -> tuple[Counter[str], Audit]:
-    """What Spark's scans of an audit of ten minutes counted: `<table> files` and `<table> rows`;
+    """What Spark's scans of an audit of one hour counted: `<table> files` and `<table> rows`;
     and the audit."""
     store = spark._jsparkSession.sharedState().statusStore()
     seen = int(store.executionsCount())
-    found = audit(spark, ArchiveStorage(str(folder)), from_ms=from_ms, to_ms=from_ms + MINUTES_MS)
+    found = audit(spark, ArchiveStorage(str(folder)), from_ms=from_ms, to_ms=from_ms + HOUR_MS)
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     counted: dict[int, tuple[str, int]] = {}
     executions = store.executionsList(seen, 1_000)
@@ -71,7 +71,7 @@ def test_an_audit_reads_as_much_beside_many_runs_as_without_them(
     Runs(RUNS_BEFORE + RUNS, every_ms=DAY_MS).write(many)
     without, alone = read_by(spark, few, FROM_MS)
     beside, found = read_by(spark, many, FROM_MS)
-    assert alone.overall.counts.keys() == {"delivered"}
+    assert alone.overall.counts["delivered"]
     assert found.overall.counts == alone.overall.counts
     assert without["messages files"]
     print(without, beside)
