@@ -48,7 +48,7 @@ def fleet_on(broker: Broker, flow: KafkaFlow, tmp_path: Path) -> Callable[..., F
             zookeeper=zookeeper,
             raft=raft,
             shards=SHARDS,
-            # A busy machine may stop a process for longer than the voters' default of 1.5 s.
+            # A busy machine may stop a process for longer than the voters' default of 1.2 s.
             settings=settings | ({"coordinator.raft.timeout": f"{SESSION_S}s"} if raft else {}),
         )
 
