@@ -10,9 +10,9 @@ import typer
 
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
+from chronos.cli.spark.archive import archive_job
 from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
 from chronos.errors import ArchiveFailed
-from chronos.logs import set_up
 from chronos.spark.objective import Result, parse_objective, results
 
 if TYPE_CHECKING:
@@ -83,38 +83,28 @@ def run(
         raise typer.BadParameter(f"--slo: {error}") from None
     now_ms = time.time_ns() // 1_000_000
     from_ms, to_ms = parse_window(start, end, now_ms)
-    set_up("warning", "auto")
-    from chronos.spark.session import need_spark
-
-    need_spark()
-    from chronos.cli.spark.jobs import spark_job
-    from chronos.spark.audit.job import EmptyWindow, audit, check_details
-    from chronos.spark.storage import ArchiveStorage
-
-    storage = ArchiveStorage(options.location)
     if details is not None:
+        from chronos.spark.session import need_spark
+
+        need_spark()
+        from chronos.spark.audit.job import check_details
+
         check_details(details)  # before Spark starts, which takes seconds
-    try:
-        with spark_job("audit", options, kafka=False) as (
-            spark,
-            display,
-            _,
-        ):
-            try:
-                found = audit(
-                    spark,
-                    storage,
-                    from_ms=from_ms,
-                    to_ms=to_ms,
-                    now_ms=now_ms,
-                    details=details,
-                    watch=display,
-                )
-            except EmptyWindow as error:
-                raise typer.BadParameter(str(error)) from None
-    except KeyboardInterrupt:
-        note("stopped; nothing was judged")
-        raise typer.Exit(1) from None
+    with archive_job("audit", options, "stopped; nothing was judged") as (spark, storage, display):
+        from chronos.spark.audit.job import EmptyWindow, audit
+
+        try:
+            found = audit(
+                spark,
+                storage,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                now_ms=now_ms,
+                details=details,
+                watch=display,
+            )
+        except EmptyWindow as error:
+            raise typer.BadParameter(str(error)) from None
     _publish(found, output, report, results(objectives, found.overall, found.days))
 
 
