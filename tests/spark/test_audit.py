@@ -725,6 +725,8 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     spark: SparkSession, archived: Path
 ) -> None:
+    """Ids without a window in the whole archive."""
+
     def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> FoundDeliveries:
         request = BackfillRequest(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
         return find(spark, ArchiveStorage(str(archived)), request, id_prefix=id_prefix, limit=limit)
@@ -751,6 +753,10 @@ def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     assert hostile in of_id
     assert {each.id for each in of_id} == {hostile.id}
     assert found(id_prefix=f"{hostile.id.decode()}-", headers=[("customer", "42")]).deliveries == []
+    for ids, deliveries in (([hostile.id.hex()], of_id), ([b"none".hex()], [])):
+        request = BackfillRequest(mode="all", ids=ids)
+        anywhere = find(spark, ArchiveStorage(str(archived)), request, limit=100)
+        assert (anywhere.span, anywhere.deliveries) == (None, deliveries)
     first = found(limit=2)
     assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
 

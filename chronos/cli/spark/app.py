@@ -9,26 +9,15 @@ import typer
 from chronos.cli.options import ClusterOptions, ConfigFile, Output, Settings, SparkOptions
 from chronos.cli.output import Format
 
-Location = Annotated[
-    str,
-    typer.Option(
-        "--location",
-        "-l",
-        envvar="CHRONOS_ARCHIVE",
-        metavar="URI",
-        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
-    ),
-]
-MaybeLocation = Annotated[
-    str | None,
-    typer.Option(
-        "--location",
-        "-l",
-        envvar="CHRONOS_ARCHIVE",
-        metavar="URI",
-        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
-    ),
-]
+_LOCATION = typer.Option(
+    "--location",
+    "-l",
+    envvar="CHRONOS_ARCHIVE",
+    metavar="URI",
+    help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+)
+Location = Annotated[str, _LOCATION]
+MaybeLocation = Annotated[str | None, _LOCATION]
 """For a verb with verbs below it, which have a location of their own: see `need_location`."""
 ToClusterFile = Annotated[
     str | None,
@@ -381,8 +370,8 @@ def find(
     """Find messages that `chronos list` no longer knows, and what became of them.
 
     Each is judged as `chronos audit` does: delivered, missing, cancelled, expired, dead-lettered,
-    rejected, pending and so on. The window is the last 30 archived days unless --from and --to name
-    another; a shorter one is found sooner. Exit code 1 if nothing is found.
+    rejected, pending and so on. Ids are looked for in the whole archive, other messages in the last
+    30 archived days, unless --from and --to name a window. Exit code 1 if nothing is found.
 
     \b
     Examples:

@@ -262,8 +262,8 @@ def found_json(found: "FoundDeliveries") -> dict[str, object]:
     from chronos.admin.http.encoding import id_text
 
     return {
-        "from": format_time(found.span.from_ms),
-        "to": format_time(found.span.to_ms),
+        "from": None if found.span is None else format_time(found.span.from_ms),
+        "to": None if found.span is None else format_time(found.span.to_ms),
         "messages": [
             {
                 "id": None if each.id is None else id_text(each.id),
@@ -290,7 +290,6 @@ def show_found(found: "FoundDeliveries") -> None:
     """Print the messages found in the archive as a table."""
     from chronos.admin.http.encoding import id_text
 
-    window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
     if found.deliveries:
         columns = [
             ("id", "left"),
@@ -314,6 +313,9 @@ def show_found(found: "FoundDeliveries") -> None:
                 ],
             )
         )
-    note(f"{number(len(found.deliveries))} of the messages due {window}")
+    which = "archived messages"
+    if found.span is not None:
+        which = f"messages due {format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
+    note(f"{number(len(found.deliveries))} of the {which}")
     if found.has_more:
         note("there are more: give a greater --limit, or a shorter window")

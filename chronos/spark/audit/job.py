@@ -395,7 +395,8 @@ def _summary(
 
 
 FIND_DAYS = 30
-"""The default window of `find` ends where the archive does, and begins so many days before."""
+"""The default window of `find` without ids ends where the archive does, and begins so many days
+before."""
 
 
 class FoundDelivery(Struct, frozen=True, kw_only=True):
@@ -420,7 +421,8 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
 class FoundDeliveries(Struct, frozen=True, kw_only=True):
     """The deliveries that were found, the earliest due first."""
 
-    span: Span
+    span: Span | None
+    """The window of due times that was searched; None: the whole archive."""
     deliveries: list[FoundDelivery]
     has_more: bool
 
@@ -436,7 +438,7 @@ def find(
     watch: Watch = ignore,
 ) -> FoundDeliveries:
     """Find the deliveries of the request's window, targets, ids and headers, at most `limit` of
-    them.
+    them. Ids without a window are looked for in the whole archive.
 
     ArchiveFailed if there is no archive; EmptyWindow.
     """
@@ -445,10 +447,18 @@ def find(
     with Kept() as kept:
         tables = _with_reads_kept(tables, kept)
         covered = coverage(tables.offsets)
-        archived_ms = archive_end(
-            covered, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
-        )
-        span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
+        has_window = request.from_ms is not None or request.to_ms is not None
+        archived_ms = archive_end(covered, storage.uri, needs_window=not has_window)
+        is_everywhere = not has_window and bool(request.ids or id_prefix)
+        if is_everywhere:
+            watch(Step(name="looking for the ids"))
+            named = requested(tables.messages, request).where(_begins_with(id_prefix))
+            of_ids = _span_of(due_times(with_accepted_ms(named), tables.decisions))
+            if of_ids is None:
+                return FoundDeliveries(span=None, deliveries=[], has_more=False)
+            span = of_ids
+        else:
+            span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
         judged = judge(tables, covered, delay_topic, span, kept)
         rows = judged.outcomes
         if ledger.runs(storage):
@@ -479,7 +489,34 @@ def find(
         )
         for row in found[:limit]
     ]
-    return FoundDeliveries(span=span, deliveries=deliveries, has_more=len(found) > limit)
+    return FoundDeliveries(
+        span=None if is_everywhere else span, deliveries=deliveries, has_more=len(found) > limit
+    )
+
+
+def due_times(messages: DataFrame, decisions: DataFrame) -> DataFrame:
+    """Records of some ids, with `accepted_ms`, and table `decisions` -> `shard`, `id` and each time
+    `at` at which a delivery that they promise was ever due.
+
+    Besides ids and times it reads of the decisions only what they are about and when it was due
+    next."""
+    records = messages.where(~f.col("verb").isin("cancel", "settled", "probe")).select(
+        "shard", "id", "offset", f.coalesce("due_ms", "accepted_ms").alias("at")
+    )
+    moved = decisions.where(f.col("next_due_ms").isNotNull()).select(
+        "shard", f.col("source_offset").alias("offset"), f.col("next_due_ms").alias("at")
+    )
+    moved = records.drop("at").join(moved, ["shard", "offset"])
+    return records.unionByName(moved).select("shard", "id", "at")
+
+
+def _span_of(times: DataFrame) -> Span | None:
+    """The window of all these times; None: there are none."""
+    found = times.agg(f.min("at").alias("first"), f.max("at").alias("last")).first()
+    assert found is not None
+    if found["first"] is None:
+        return None
+    return Span(from_ms=found["first"], to_ms=found["last"] + 1)
 
 
 def _begins_with(id_prefix: str) -> Column:
