@@ -13,6 +13,7 @@ from typing import Self
 import pyspark
 
 from tests.harness.ports import free_port
+from tests.harness.process import Watchdog
 from tests.harness.waiting import wait_until
 
 START_S = 120.0
@@ -32,7 +33,7 @@ class StandaloneCluster:
         self.url = f"spark://127.0.0.1:{self.port}"
         self._environ = environ
         self._workers = workers
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[tuple[subprocess.Popen[bytes], Watchdog]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -65,13 +66,16 @@ class StandaloneCluster:
 
     def close(self) -> None:
         """End all processes, executors with their worker."""
-        for process in reversed(self._processes):
+        while self._processes:
+            process, watchdog = self._processes.pop()
             process.terminate()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            watchdog.watch(None)
+            watchdog.close()
 
     def executors(self) -> list[Path]:
         """The folders of all executors that were started, each with `stderr`."""
@@ -81,15 +85,16 @@ class StandaloneCluster:
         log = self.folder / f"{name}.log"
         kept = {each: os.environ[each] for each in ("PATH", "JAVA_HOME") if each in os.environ}
         own = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+        watchdog = Watchdog(f"chronos-spark-{name}-")
         with log.open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(SPARK_CLASS), main, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**kept, **own, **self._environ},
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [str(SPARK_CLASS), main, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**kept, **own, **self._environ},
+                start_new_session=True,
             )
+        watchdog.watch(process.pid)
+        self._processes.append((process, watchdog))
         wait_until(lambda: ready in log.read_text(), lambda: log.read_text()[-3_000:], START_S)
