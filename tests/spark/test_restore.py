@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from chronos.errors import ArchiveFailed
 from chronos.spark import ledger, schema
 from chronos.spark.archive.job import CLUSTER_ID
+from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.backfill.restore import QUIET_MS, check_empty, check_stopped, newest_ms
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
+from tests.harness.waiting import wait_until
 from tests.integration.flow import Sent, now_ms, read_committed
 from tests.spark.backfills import backfill_of
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs
-from tests.spark.lost import last_json, write_lost
+from tests.spark.lost import GAP_MS, START_MS, last_json, write_lost
 from tests.spark.outage import Outage
 
 if TYPE_CHECKING:
@@ -45,15 +48,20 @@ def outage(spark: SparkSession, broker: Broker, tmp_path: Path) -> Iterator[Outa
         yield made
 
 
+def command(location: str, bootstrap: str, settings: Mapping[str, object], *more: str) -> list[str]:
+    """The command line with the settings of the new service."""
+    own = {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap, **settings}
+    line = [sys.executable, "-m", "chronos", "restore", "-l", location]
+    line += [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
+    return [*line, "-o", "json", "--master", "local[2]", *conf(small()), *more]
+
+
 def run_restore(
     location: str, bootstrap: str, settings: Mapping[str, object], *more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with the settings of the new service."""
-    own = {"log.kind": "kafka", "log.kafka.bootstrap_servers": bootstrap, **settings}
-    command = [sys.executable, "-m", "chronos", "restore", "-l", location]
-    command += [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
-    command += ["-o", "json", "--master", "local[2]", *conf(small()), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    line = command(location, bootstrap, settings, *more)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
 def restore(
@@ -235,6 +243,81 @@ def test_the_newest_record_of_a_topic_and_an_empty_one_are_told_apart(broker: Br
     with pytest.raises(ArchiveFailed, match="is not empty"):
         check_empty(brokers, [missing, logs.delay])
     brokers.close()
+
+
+@pytest.mark.campaign
+def test_a_restore_to_another_kafka_cluster_that_is_killed_is_completed_by_the_same_command(
+    spark: SparkSession, broker: Broker, own_broker: Broker, tmp_path: Path
+) -> None:
+    """kill -9 while it plans, amid its sending and near its end: each id is sent once."""
+    logs, storage, messages = Logs(broker), ArchiveStorage(str(tmp_path / "archive")), 300_000
+    write_lost(
+        spark,
+        storage,
+        cluster=logs.cluster,
+        delay=logs.delay,
+        target=logs.target,
+        messages=messages,
+        shards=SHARDS,
+    )
+    brokers = logs.brokers()
+    claim = storage.read_json("archive.json")
+    storage.write_json("archive.json", {**claim, CLUSTER_ID: brokers.cluster_id()})
+    brokers.close()
+    old = tmp_path / "old.yaml"
+    old.write_text(f"log: {{kind: kafka, kafka: {{bootstrap_servers: '{broker.bootstrap}'}}}}\n")
+    settings = {
+        "cluster": logs.cluster,
+        "shards": SHARDS,
+        "topics.delay": logs.delay,
+        "topics.progress": logs.progress,
+        "retention.deduplication": "30d",
+    }
+    lost_ms = START_MS + messages * GAP_MS + DAY_MS
+    options = ("--yes", "--old-cluster", str(old), "--lost-at", str(lost_ms))
+    line = command(storage.uri, own_broker.bootstrap, settings, *options)
+    ids = Counter(b"order-%d" % number for number in range(0, messages, 5))
+    consumer = Consumer(
+        {"bootstrap.servers": own_broker.bootstrap, "group.id": "watermarks", "log_level": 2}
+    )
+
+    def sent() -> int:
+        try:
+            return sum(
+                consumer.get_watermark_offsets(TopicPartition(logs.delay, shard), timeout=10)[1]
+                for shard in range(SHARDS)
+            )
+        except KafkaException:  # the topic is not there yet
+            return 0
+
+    def is_planned() -> bool:
+        return bool(list((tmp_path / "archive" / ledger.SENT).glob("run=*/_plan")))
+
+    log_path, kills = tmp_path / "restore.log", 0
+    for moment in (is_planned, lambda: sent() > 0.2 * len(ids), lambda: sent() > 0.8 * len(ids)):
+        with log_path.open("ab") as output:
+            process = subprocess.Popen(line, stdout=output, stderr=output, start_new_session=True)
+        try:
+            wait_until(
+                lambda: moment() or process.poll() is not None,  # noqa: B023
+                lambda: log_path.read_text()[-4_000:],
+                400,
+            )
+            kills += process.poll() is None
+        finally:
+            process.kill()
+            process.wait()
+    assert kills >= 2, log_path.read_text()[-4_000:]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    consumer.close()
+    records = list(read_committed(own_broker.bootstrap, logs.delay))
+    assert Counter(record.key() for record in records) == ids
+    assert {dict(record.headers() or ()).get("chronos-action") for record in records} == {
+        b"settled"
+    }
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
+    assert (ran.returncode, "is not empty" in ran.stderr) == (1, True), ran.stderr
 
 
 @pytest.mark.campaign
