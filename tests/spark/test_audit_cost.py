@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,13 +33,12 @@ def read_by(spark: SparkSession, folder: Path, from_ms: int) -> tuple[Counter[st
     """What Spark's scans of an audit of one hour counted: `<table> files` and `<table> rows`;
     and the audit."""
     store = spark._jsparkSession.sharedState().statusStore()
-    seen = int(store.executionsCount())
+    # Spark keeps the newest thousand, so that their number says nothing.
+    before = _executions(store)
     found = audit(spark, ArchiveStorage(str(folder)), from_ms=from_ms, to_ms=from_ms + HOUR_MS)
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     counted: dict[int, tuple[str, int]] = {}
-    executions = store.executionsList(seen, 1_000)
-    for at in range(executions.size()):
-        execution = executions.apply(at).executionId()
+    for execution in sorted(_executions(store) - before):
         values = store.executionMetrics(execution)
         nodes = store.planGraph(execution).allNodes()
         for node in (nodes.apply(number) for number in range(nodes.size())):
@@ -58,6 +57,12 @@ def read_by(spark: SparkSession, folder: Path, from_ms: int) -> tuple[Counter[st
     for of, number in counted.values():
         total[of] += number
     return total, found
+
+
+def _executions(store: Any) -> set[int]:
+    """The ids of the executions that Spark knows."""
+    known = store.executionsList()
+    return {int(known.apply(at).executionId()) for at in range(known.size())}
 
 
 def test_an_audit_reads_as_much_beside_many_runs_as_without_them(

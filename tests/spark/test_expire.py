@@ -111,7 +111,7 @@ def test_letters_steps_and_decisions_go_by_the_day(spark: SparkSession, tmp_path
 
     def shard(waits_ms: int | None) -> JudgedShard:
         case = JudgedShard("", {}).send(0, T, timestamp_ms=T - 60_000)
-        case.decide("dead-letter", 0, T, in_step=2)
+        case.decide("dead-letter", 0, T + HOUR_MS, in_step=3, position_due_ms=T)
         if waits_ms is not None:
             case.send(1, T + 90 * DAY_MS, timestamp_ms=waits_ms)
         for day in range(-3, 9):
