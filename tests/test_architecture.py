@@ -378,7 +378,7 @@ def test_a_missing_module_is_named_with_the_extra_that_has_it():
 BASE_PARTS = {"chronos", "client", "core", "errors", "__main__"}
 SERVER_VERBS = {
     "service": {"checks", "doctor", "processes", "serve", "settings"},
-    "spark": {"archive", "audit", "backfill", "erase", "jobs"},
+    "spark": {"archive", "audit", "backfill", "erase", "jobs", "restore"},
 }
 """The modules of the command line that need an extra, by folder."""
 

@@ -18,6 +18,7 @@ import pytest
 import typer
 
 from chronos import errors
+from chronos.admin.archive.status import ARCHIVE_METRICS
 from chronos.admin.cluster.metrics import BROKER_METRICS, COUNTS, METRICS, NODE_METRICS
 from chronos.admin.http.routes import table
 from chronos.cli.app import app
@@ -229,7 +230,7 @@ def runnable(above: str, commands: dict[str, click.Command]) -> Iterator[str]:
 def test_every_metric_exists(page: Path) -> None:
     """Metrics have the names of /metrics."""
     known = {found.name for found in METRICS} | {found.name for found in COUNTS}
-    known |= {name for name, _, _ in (*NODE_METRICS, *BROKER_METRICS)}
+    known |= {name for name, _, _ in (*NODE_METRICS, *BROKER_METRICS, *ARCHIVE_METRICS)}
     # The package that a generator of clients writes.
     for name in set(re.findall(r"\bchronos_[a-z_]+", page.read_text())) - {"chronos_generated"}:
         assert re.sub(r"_(bucket|sum|count)$", "", name) in known, name

@@ -4,6 +4,7 @@
     messages    handlers: schedule, find, list and change messages
     letters     handlers: dead letters and rejected records
     cluster     handlers: nodes, shards, registry, topics, metrics
+    archive     the same for `chronos archive --follow`, which is no node: metrics and readiness
 
 A request passes server -> access -> its route's handler -> the node. Handlers share
 `http.context`."""

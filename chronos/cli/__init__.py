@@ -35,7 +35,7 @@ EXTRAS = {
 }
 """Imported modules, and the extra of the distribution that installs each."""
 
-SPARK_VERBS = ("archive", "audit", "backfill")
+SPARK_VERBS = ("archive", "audit", "backfill", "restore")
 """Verbs whose extra has the packages of the server too."""
 
 

@@ -34,7 +34,7 @@ from chronos.cli.options import (
 from chronos.cli.output import Format, put_json
 from chronos.cli.service.registry import registry_app
 from chronos.cli.service.status import failover_app
-from chronos.cli.spark.app import archive_app, audit, backfill_app
+from chronos.cli.spark.app import archive_app, audit, backfill_app, restore
 
 if TYPE_CHECKING:
     from chronos.client import FilterOptions
@@ -659,6 +659,7 @@ app.add_typer(failover_app, name="failover")
 app.add_typer(archive_app, name="archive")
 app.add_typer(backfill_app, name="backfill")
 app.command()(audit)
+app.command()(restore)
 
 
 @app.command()

@@ -122,6 +122,7 @@ class Verb(IntEnum):
     PROBE = 6
     REPLAY = 7
     BACKFILL = 8
+    SETTLED = 9
 
 
 class OnConflict(IntEnum):
@@ -142,6 +143,7 @@ VERBS = {
     b"probe": Verb.PROBE,
     b"replay": Verb.REPLAY,
     b"backfill": Verb.BACKFILL,
+    b"settled": Verb.SETTLED,
 }
 CONFLICT_POLICIES = {
     b"reject": OnConflict.REJECT,
@@ -296,7 +298,7 @@ class ConditionalSchedule(Struct, frozen=True, gc=False):
 
 
 class Action(Struct, frozen=True, gc=False):
-    """An action on a message that exists already."""
+    """An action on a message that exists already; `settled` takes an id without a message."""
 
     verb: Verb
     id: bytes
@@ -305,7 +307,7 @@ class Action(Struct, frozen=True, gc=False):
     first_ms: int | None = None
     """The first timestamp (epoch ms) of a forwarded record; None: it was not forwarded."""
     call: bytes | None = None
-    """The token of its call; None for `fire-now`."""
+    """The token of its call; None for `fire-now` and `settled`."""
 
 
 class Rejection(Struct, frozen=True, gc=False):

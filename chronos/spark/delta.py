@@ -191,3 +191,9 @@ def table_at(spark: SparkSession, storage: ArchiveStorage, folder: str) -> Delta
     """The newest version of a table, to be changed."""
     found: DeltaTable = DeltaTable.forPath(spark, storage.path(folder))
     return found
+
+
+def is_empty(rows: DataFrame) -> bool:
+    """True if there are no rows: by one job, where `isEmpty` starts one for more and more
+    partitions."""
+    return not rows.limit(1).count()

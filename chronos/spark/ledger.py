@@ -174,6 +174,14 @@ class BackfillReport(Struct, frozen=True, kw_only=True):
     attempts: int = 0
     cancels: int = 0
     """Messages of a cancelled run for which a cancel was written to the delay topic."""
+    settled: int = 0
+    """Of a restore: ids among `messages` that are sent as settled, without a message."""
+    unknown: int = 0
+    """Of a restore: messages that may have been delivered after the archive's end."""
+    unknown_left_out: int = 0
+    """Those of them that are not sent."""
+    unarchived_targets: list[str] = []
+    """Of a restore: targets of pending messages that are not in the archive."""
     archived_ms: int = 0
     """The end of the archive when the plan was made, epoch ms: messages due after it may be left
     out; 0: it had none yet."""
@@ -222,6 +230,9 @@ PLANNED_COLUMNS = (
     "string, due_ms long, bytes long"
 )
 """Columns of a plan that become part of the ledger."""
+
+SETTLED = "settled"
+"""The outcome, in a plan, of an id that a restore sends as settled."""
 
 TOKEN = ("shard", "source_offset", "occurrence")
 """Columns that name one promised delivery."""
@@ -451,7 +462,8 @@ def is_to_be_cancelled(storage: ArchiveStorage, run: BackfillRun) -> bool:
 def ids_sent(spark: SparkSession, storage: ArchiveStorage, run: str) -> DataFrame:
     """Column `replay_id` of the messages that an ended run sent through the delay topic."""
     rows = all_rows(spark, storage)
-    return rows.where((f.col("run") == run) & (f.col("via") == "delay")).select("replay_id")
+    is_message = (f.col("via") == "delay") & (f.col("outcome") != SETTLED)
+    return rows.where((f.col("run") == run) & is_message).select("replay_id")
 
 
 def transactional_id(cluster: str, run: str, attempt: int, part: int) -> str:

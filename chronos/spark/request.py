@@ -40,8 +40,21 @@ class BackfillRequest(Struct, frozen=True, kw_only=True):
     """Topic that all messages are sent to; None: each to its target."""
     to_cluster: str | None = None
     """Kafka's id of the cluster that all messages are sent to; None: the archived one."""
+    lost_ms: int | None = None
+    """Of a restore, which is of mode `pending`: when the archived service was lost, epoch ms; None:
+    no restore."""
+    deduplication_ms: int = 0
+    """Of a restore: ids delivered in this time (ms) before the loss are sent too, as settled."""
+    repeat_unknown: bool = False
+    """Of a restore: True to include messages that may have been delivered after the archive's
+    end."""
     options: list[str] = field(name="said", default_factory=list)
     """The options of the command, as given; an unfinished run is resumed by the same options."""
+
+    @property
+    def is_restore(self) -> bool:
+        """True for what `chronos restore` requests."""
+        return self.lost_ms is not None
 
     @property
     def destination(self) -> str:

@@ -118,8 +118,8 @@ MESSAGES = Table(
             StringType(),
             False,
             (
-                "`schedule`, `replace`, `reschedule`, `cancel`, `fire-now`, `probe`, or `refused` "
-                "if the record is not valid"
+                "`schedule`, `replace`, `reschedule`, `cancel`, `fire-now`, `settled`, "
+                "`probe`, or `refused` if the record is not valid"
             ),
         ),
         (

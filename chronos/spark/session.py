@@ -112,19 +112,20 @@ LOCAL = {
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
-"""Settings for this machine; a cluster has settings of its own.
+"""Settings for this machine.
 
 Delta computes the state of a table, and lists its files for VACUUM, in as many tasks as the last
-two say, which are 50 and 10,000 by default.
+two say, which are 50 and 10,000 by default."""
 
-Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
-raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
-of their own. """
+CLUSTER = {
+    "spark.databricks.delta.snapshotPartitions": "8",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
+}
+"""Settings for a cluster: with Delta's own, see `LOCAL`, each step of a small archive is 50 tasks,
+and each VACUUM 10,000."""
 
 EXACT = {
     "spark.sql.session.timeZone": "UTC",
@@ -163,16 +164,29 @@ COMMON = {
     "spark.driver.extraJavaOptions": (
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.ui.explainMode": "simple",
 }
 """Settings for this machine and for a cluster alike.
 
-With debugging, each expression asks the JVM several times in order to note the line of Python that
-made it: two thirds of all calls to the JVM, and a third of an audit of few messages (measured)."""
+Without its native library Hadoop starts a `chmod` process for each file and folder it creates. The
+raw file system writes no checksum files, which halves their number; Parquet's pages have checksums
+of their own. A job on this machine and one on a cluster may write to the same folder: a checksum of
+one would not fit a file that the other has replaced.
 
+With debugging, each expression asks the JVM several times in order to note the line of Python that
+made it: two thirds of all calls to the JVM, and a third of an audit of few messages (measured).
+The default description of a plan, which Spark writes for each query whether its UI is on or not,
+takes a tenth of the processor time of such an audit."""
+
+
+PACKAGES = ("chronos", "confluent_kafka", "msgspec", "pandas", "pyarrow")
+"""Packages that the tasks of jobs import, on the hosts of the executors."""
 
 VANISHED = (
     "FileNotFoundException",
@@ -223,10 +237,10 @@ def open_session(  # type: ignore[no-untyped-def]
 
     Delta Lake, and with `kafka` the Kafka connector, are fetched, unless `spark.jars` names them;
     other jars and packages are kept. A Spark that spark-submit has started cannot fetch them any
-    more. `log` takes
-    the output of a JVM that is started here: Spark's log, what fetching the connector prints, and
-    Java's own warnings. SparkMissing if PySpark, Java, Delta Lake or the connector is missing;
-    ConfigurationError for `wrong_settings`."""
+    more. `log` takes the output of a JVM that is started here: Spark's log, what fetching the
+    connector prints, and Java's own warnings. SparkMissing if PySpark, Java, Delta Lake or the
+    connector is missing; on a cluster also if an executor lacks a package. ConfigurationError for
+    `wrong_settings`."""
     need_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -257,6 +271,8 @@ def open_session(  # type: ignore[no-untyped-def]
     _need_delta(session)
     if kafka:
         _need_connector(session)
+    if not settings["spark.master"].startswith("local"):
+        _need_packages(session)
     return session
 
 
@@ -319,7 +335,13 @@ def session_settings(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     level = {"spark.log.level": "WARN" if has_log else "ERROR"}
-    settings = {**COMMON, **level, **(LOCAL if is_local else {}), **conf, "spark.master": master}
+    settings = {
+        **COMMON,
+        **level,
+        **(LOCAL if is_local else CLUSTER),
+        **conf,
+        "spark.master": master,
+    }
     packages = [
         package for package in settings.get("spark.jars.packages", "").split(",") if package
     ]
@@ -397,6 +419,43 @@ def _need_connector(session) -> None:  # type: ignore[no-untyped-def]
             f"Spark has no Kafka connector: provide {CONNECTOR} and its dependencies with --conf "
             f"spark.jars=<files, separated by commas>, or with spark-submit --packages {CONNECTOR}"
         ) from error
+
+
+def _need_packages(session: "SparkSession") -> None:
+    """Raise SparkMissing unless Spark's executors have this Python and the packages of the jobs."""
+    from py4j.protocol import Py4JJavaError
+
+    wanted = PACKAGES
+
+    def look(_: object) -> tuple[str, str, list[str]]:
+        # Defined here, so that an executor without Chronos can call it.
+        import importlib.util
+        import socket
+        import sys
+
+        lacking = [name for name in wanted if importlib.util.find_spec(name) is None]
+        return socket.gethostname(), sys.executable, lacking
+
+    context = session.sparkContext
+    tasks = context.defaultParallelism
+    remedy = (
+        "each host that runs tasks needs the same Python as this one "
+        f"({sys.version_info.major}.{sys.version_info.minor}) with kafka-chronos[spark]; set "
+        "PYSPARK_PYTHON to its path there"
+    )
+    try:
+        found = context.parallelize(range(tasks), tasks).map(look).collect()
+    except Py4JJavaError as error:
+        session.stop()
+        text = str(error.java_exception)
+        raised = [line for line in text.splitlines() if "Error: " in line or "[PYTHON_" in line]
+        why = (raised[-1:] or text.splitlines()[:1] or [type(error).__name__])[0].strip()
+        why = why[:LINE_CHARACTERS]
+        raise SparkMissing(f"Spark's executors cannot run Python ({why}): {remedy}") from error
+    for host, python, lacking in found:
+        if lacking:
+            session.stop()
+            raise SparkMissing(f"{python} on {host} has no {', '.join(lacking)}: {remedy}")
 
 
 def _need_delta(session: "SparkSession") -> None:

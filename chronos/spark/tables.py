@@ -11,10 +11,10 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveFailed, ArchiveUnusable
+from chronos.errors import ArchiveUnusable
 from chronos.spark import schema
 from chronos.spark.delta import last_version, read
-from chronos.spark.runs import check_format
+from chronos.spark.runs import check_format, no_archive
 from chronos.spark.storage import ArchiveStorage
 
 
@@ -88,10 +88,7 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
     ArchiveUnusable if it lost a version of a table."""
     found = check_format(storage)
     if found is None:
-        raise ArchiveFailed(
-            f"{storage.uri} is not an archive: it has no archive.json; `chronos archive` creates "
-            "one"
-        )
+        raise no_archive(storage)
     now = pinned(spark, storage)
     versions = {} if now is None else now.versions
 

@@ -722,15 +722,17 @@ def figure_plan(bench: Bench) -> None:
 
 
 def figure_spark(bench: Bench) -> None:
-    """The Spark jobs: records archived per second, time and memory of an audit, messages replayed
-    per second."""
+    """The Spark jobs: records archived per second, time, memory and reach of an audit, messages
+    replayed per second."""
     from tests.bench.spark_archive import archive_figure
     from tests.bench.spark_audit import audit_figure
     from tests.bench.spark_backfill import backfill_figure
+    from tests.bench.spark_window import window_figure
 
     sizes = [] if bench.spark_messages is None else [bench.spark_messages]
     archive_figure(bench, *sizes)
     audit_figure(bench, *sizes)
+    window_figure(bench, *sizes)
     backfill_figure(bench, *sizes)
 
 

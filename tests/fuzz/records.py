@@ -77,6 +77,7 @@ VALUES = [
     b"cancel",
     b"reschedule",
     b"fire-now",
+    b"settled",
     b"schedule",
     b"replay",
     b"probe",

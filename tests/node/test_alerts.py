@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from chronos.admin.archive.server import ArchiveServer
+from chronos.admin.archive.status import ArchiveStatus
 from chronos.admin.http import audit
 from chronos.admin.http.tokens import digest
+from chronos.config import load
 from chronos.node import tls
 from chronos.node.shards import ShardDriver
 from chronos.workers.step import tenure
@@ -244,6 +248,49 @@ def test_dead_letters_and_refused_records_fire_for_five_minutes(tmp_path: Path) 
         assert prometheus.fired["ChronosRejections"] == [{"reason": "no-target"}]
         assert prometheus.scrape(18) == {"ChronosRejections"}
         assert prometheus.scrape_for(6) == set()
+
+
+# --- The archive
+
+
+def of_archive(end_s: float, success_s: float) -> ArchiveStatus:
+    """An archive with this end, whose last run without an error ended then; epoch s."""
+    status = ArchiveStatus(
+        ("messages",), cluster="c", location="file:///a", pause_s=60.0, now=lambda: success_s
+    )
+    status.archived_until(int(end_s * 1_000))
+    status.run_began()
+    status.run_succeeded()
+    return status
+
+
+@pytest.mark.parametrize(
+    ("end_age_s", "success_age_s", "fires"),
+    [(3_300, 3_300, False), (3_900, 10, True), (10, 3_900, True), (3_900, 3_900, True)],
+)
+def test_an_archive_that_is_older_than_an_hour_fires_after_a_minute(
+    end_age_s: float, success_age_s: float, fires: bool
+) -> None:
+    """By its end, or by its last run without an error; also when the process has ended."""
+    now_s = time.time()
+    status = of_archive(now_s - end_age_s, now_s - success_age_s)
+    server = ArchiveServer(status, load(None, {}, []))
+    prometheus = Prometheus(targets={"archive": lambda: archive_metrics(url)})
+    url = server.start("127.0.0.1", 0)
+    try:
+        assert prometheus.scrape() == set()
+        assert prometheus.scrape_for(1) == ({"ChronosArchiveOld"} if fires else set())
+    finally:
+        server.stop()
+    fired = prometheus.scrape_for(1)
+    assert fired - {"ChronosArchiveOld"} == {"ChronosDown"}
+    assert ("ChronosArchiveOld" in fired) == fires
+
+
+def archive_metrics(url: str) -> str:
+    """The text of `/metrics` at this address."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 # --- Access

@@ -82,7 +82,7 @@ FAULTS: Faults = {
         Change(" and is_forgotten(id_state, before_ms)", "")
     ],
     "a repetition of an id is judged by the time of the copy": [
-        Change("command.entry.timestamp_ms - self", "record.timestamp_ms - self")
+        Change("command.entry.timestamp_ms", "record.timestamp_ms", "_check_conflict")
     ],
     "a cancel that finds nothing leaves no trace": [
         Change(

@@ -39,7 +39,7 @@ FAULTS: Faults = {
         )
     ],
     "the deduplication window counts from the copy": [
-        Change("command.entry.timestamp_ms - self", "record.timestamp_ms - self")
+        Change("command.entry.timestamp_ms", "record.timestamp_ms", "_check_conflict")
     ],
     "ids are forgotten before the other shards have read": [
         Change("unpulled_ms(state), self._arrived_ms)", "unpulled_ms(state))")
@@ -137,7 +137,7 @@ FAULTS: Faults = {
         Change("name == FORWARDED or folded_name(name) == CALL", "name == FORWARDED")
     ],
     "a series that ended is begun again by an upsert": [
-        Change("if is_broken or not self._ended_lately(id_state, command):", "if True:")
+        Change("if is_broken or not self._ended_lately(", "if True or not self._ended_lately(")
     ],
     "new zone data move nothing": [
         Change("self._from is not None and", "False and", "is_unfinished")

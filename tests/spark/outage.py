@@ -87,17 +87,21 @@ class Outage:
 
     def delete_target(self) -> None:
         """Delete the target and create it again, empty."""
-        admin = self.broker.admin()
-        (gone,) = admin.delete_topics([self.flow.target]).values()
-        gone.result(30)
-        deadline = time.monotonic() + 30
-        while self.flow.target in admin.list_topics(timeout=10).topics:
-            check_deadline(deadline)
+        self.delete(self.flow.target)
         self.broker.create_topic(
             self.flow.target,
             partitions=TARGET_PARTITIONS,
             config={"message.timestamp.type": "LogAppendTime"},
         )
+
+    def delete(self, *topics: str) -> None:
+        """Delete topics, and wait until they are gone."""
+        admin = self.broker.admin()
+        for gone in admin.delete_topics(list(topics)).values():
+            gone.result(30)
+        deadline = time.monotonic() + 30
+        while not set(topics).isdisjoint(admin.list_topics(timeout=10).topics):
+            check_deadline(deadline)
 
     def trim(self, name: str) -> None:
         """Delete all records of one of the cluster's own topics."""
@@ -169,21 +173,27 @@ class Outage:
             for shard in self.service.shards()
         )
 
-    def begin_anew(self) -> None:
-        """Disk and logs are lost: an empty node starts on empty topics."""
-        self.service.close()
-        self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
-        self.broker.create_topic(
-            self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
-        )
-        self.flow.watermarks = Watermarks()
+    def new_settings(self) -> dict[str, object]:
+        """The settings of a service that begins anew, with topics of its own."""
         names = {
             f"topics.{name}": f"{self.flow.prefix}.new.{name}" for name in ("delay", "progress")
         }
+        return self.flow.settings() | names
+
+    def begin_anew(self, *, creates: bool = True) -> None:
+        """Disk and logs are lost: an empty node starts on empty topics, or on those that were
+        created."""
+        self.service.close()
+        self.delay = self.flow.delay = f"{self.flow.prefix}.new.delay"
+        if creates:
+            self.broker.create_topic(
+                self.delay, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
+            )
+        self.flow.watermarks = Watermarks()
         self.service = Service(
             self.directory / "new-node",
             bootstrap=self.broker.bootstrap,
-            settings=self.flow.settings() | names,
+            settings=self.new_settings(),
         )
         self.service.start()
 

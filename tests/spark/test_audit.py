@@ -52,6 +52,7 @@ from chronos.spark.audit.job import (
     judge,
 )
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.audit.report import html
 from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.objective import parse_objective, results
@@ -427,8 +428,9 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
             add_batch(more, folder, "later", commit=commit)
 
         tables, _, delay = open_tables(spark, Growing(folder, before, write))
-        judged = judge(tables, coverage(tables.offsets), delay, WINDOW).outcomes
-        assert Counter(row["outcome"] for row in judged.collect()) == expected, before
+        with Kept() as kept:
+            judged = judge(tables, coverage(tables.offsets), delay, WINDOW, kept).outcomes
+            assert Counter(row["outcome"] for row in judged.collect()) == expected, before
 
 
 def test_an_audit_beside_a_compaction_reads_what_was_archived(
@@ -723,6 +725,8 @@ def test_the_command_ends_with_1_when_a_promise_was_broken(archived: Path, tmp_p
 def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     spark: SparkSession, archived: Path
 ) -> None:
+    """Ids without a window in the whole archive."""
+
     def found(id_prefix: str = "", limit: int = 100, **wanted: Any) -> FoundDeliveries:
         request = BackfillRequest(mode="all", from_ms=T, to_ms=T + DAY_MS, **wanted)
         return find(spark, ArchiveStorage(str(archived)), request, id_prefix=id_prefix, limit=limit)
@@ -749,6 +753,10 @@ def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     assert hostile in of_id
     assert {each.id for each in of_id} == {hostile.id}
     assert found(id_prefix=f"{hostile.id.decode()}-", headers=[("customer", "42")]).deliveries == []
+    for ids, deliveries in (([hostile.id.hex()], of_id), ([b"none".hex()], [])):
+        request = BackfillRequest(mode="all", ids=ids)
+        anywhere = find(spark, ArchiveStorage(str(archived)), request, limit=100)
+        assert (anywhere.span, anywhere.deliveries) == (None, deliveries)
     first = found(limit=2)
     assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
 

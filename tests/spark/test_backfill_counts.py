@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from msgspec import structs
 from pyspark.sql import Row
 
+from chronos.cli.spark.restore import _show_plan
 from chronos.spark.backfill import job
 from chronos.spark.backfill.job import counted
 from chronos.spark.ledger import BackfillReport
@@ -71,6 +74,51 @@ def test_the_report_tells_the_plan_apart_from_what_is_left_out_of_it() -> None:
     assert found.compacted == 11
     assert found.outcomes == {"missing": 6, "delivered": 3}
     assert found.targets == {"orders": 5, "mails": 4}
+
+
+def test_a_restore_counts_its_ids_and_what_may_have_been_delivered() -> None:
+    """An id is no message of a target and has no time."""
+    restore = structs.replace(PLANNED, request=BackfillRequest(mode="pending", lost_ms=1))
+    cells = [
+        cell(2, outcome="pending"),
+        cell(3, outcome="unknown"),
+        cell(4, outcome="unknown", left_out="unknown"),
+        cell(50, outcome="settled"),
+        cell(60, outcome="settled", left_out="no-id"),
+    ]
+    found = counted(restore, cells)
+    assert (found.messages, found.settled, found.unknown, found.unknown_left_out) == (55, 50, 7, 4)
+    assert (found.targets, found.first_due_ms, found.last_due_ms) == ({"orders": 5}, 97, 103)
+    assert counted(PLANNED, cells).unknown == 0
+
+
+def test_the_plan_of_a_restore_says_what_is_lost_and_what_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The numbers of messages are those without ids."""
+    report = structs.replace(
+        PLANNED,
+        request=BackfillRequest(mode="pending", lost_ms=1_893_456_010_000),
+        archived_ms=1_893_456_000_000,
+        messages=12,
+        settled=2,
+        unknown=7,
+        unknown_left_out=5,
+        unarchived_targets=["mails"],
+        targets={"orders": 10},
+    )
+    _show_plan(report)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "ends at 2030-01-01T00:00:00.000Z, 10 s before the loss at" in shown
+    assert "to restore: 10 messages, 0 B of payload, and 2 ids as delivered" in shown
+    assert "may have been delivered: 7, 5 left out, 2 repeated" in shown
+    assert "not archived: mails" in shown
+    _show_plan(structs.replace(report, unknown_left_out=7))
+    assert "may have been delivered: 7, left out (--repeat-unknown)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    _show_plan(structs.replace(report, archived_ms=0, unknown=0))
+    assert capsys.readouterr().out.startswith("the archive has no end")
 
 
 def test_an_empty_plan_has_no_times() -> None:

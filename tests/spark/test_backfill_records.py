@@ -15,7 +15,7 @@ from msgspec import structs
 
 from chronos.adapters.kafka.connection import BATCH_BYTES
 from chronos.adapters.kafka.writer import BulkOpener
-from chronos.core.message import ConditionalSchedule, Entry, Record, folded_name
+from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb, folded_name
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
 from chronos.core.size import batch_bytes
@@ -162,6 +162,16 @@ def test_a_replay_schedules_the_lost_message_byte_for_byte(
     )
     assert entry.due_ms == (T if mode == "pending" else T + 502)
     assert command.on_conflict.name == "IGNORE"
+
+
+def test_an_id_that_was_delivered_is_restored_as_settled() -> None:
+    """Without payload and target, and with its position in the run."""
+    batch = batch_of(headers=[], outcome="settled", key=b"order-7", id=b"order-7", target_key=b"k")
+    ((topic, key, value, headers),) = made(batch, structs.replace(JOB, mode="pending"), 4, 9)
+    assert (topic, key, value) == ("c.delay", b"order-7", None)
+    assert (ledger.REPLAY_POSITION, b"r1/4/9") in headers
+    command = parse(Record(0, T, key, value, headers), Rules(shard=0, shards=1))
+    assert command == Action(Verb.SETTLED, b"order-7")
 
 
 @pytest.mark.parametrize("direct", [True, False])

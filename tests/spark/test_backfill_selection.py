@@ -6,7 +6,9 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import selection
@@ -83,6 +85,52 @@ def test_pending_messages_still_in_the_delay_topic_are_not_selected(spark: Spark
         every_outcome(spark), BackfillRequest(mode="pending"), {0: 10, 1: 13}
     )
     assert found.collect() == []
+
+
+@pytest.mark.parametrize("archived_ms", [T, T + 100])
+def test_a_restore_selects_what_is_pending_and_the_ids_that_were_delivered_lately(
+    spark: SparkSession, archived_ms: int
+) -> None:
+    """What was due by the loss is unknown unless the archive reaches to it. An id comes once, and
+    not beside a pending message of it."""
+    lost_ms, window_ms = T + 100, 1_000
+    late_ms = lost_ms + CLOCK_TOLERANCE_MS
+    rows: list[tuple[bytes, int, str, str | None, int | None]] = [
+        (b"due at the loss", late_ms, "pending", "not-settled", None),
+        (b"due later", late_ms + 1, "pending", "not-settled", None),
+        (b"held", late_ms + 1, "pending", "held", None),
+        (b"settled", T - 5_000, "pending", "target-not-read-so-far", None),
+        (b"lately", T - 5_000, "delivered", None, lost_ms - window_ms),
+        (b"long ago", T - 5_000, "delivered", None, lost_ms - window_ms - 1),
+        (b"twice", T - 50, "delivered", None, T - 50),
+        (b"twice", T - 40, "duplicated", None, T - 40),
+        (b"due later", T - 40, "delivered", None, T - 40),
+        (b"lost", T - 40, "missing", None, None),
+        (b"not archived", T - 40, "unknown", "target-not-archived", None),
+        (b"cancelled", T - 40, "cancelled", None, None),
+        (b"expired", T - 40, "expired", "expired", None),
+        (b"dead", T - 40, "dead-lettered", "target-missing", None),
+        (b"rejected", T - 40, "rejected", "past", None),
+    ]
+    outcomes = spark.createDataFrame(
+        [
+            (0, at, 1, id_, "t", due_ms, due_ms, outcome, reason, delivered_ms, 1)
+            for at, (id_, due_ms, outcome, reason, delivered_ms) in enumerate(rows)
+        ],
+        f"{OUTCOME_COLUMNS}, delivered_ms long, accepted_ms long",
+    )
+    request = BackfillRequest(mode="pending", lost_ms=lost_ms, deduplication_ms=window_ms)
+    found = selection.restored(outcomes, request, archived_ms).collect()
+    at_loss = "unknown" if archived_ms < lost_ms else "pending"
+    assert sorted((row["source_offset"], row["outcome"]) for row in found) == [
+        (0, at_loss),
+        (1, "pending"),
+        (2, "pending"),
+        (4, "settled"),
+        (7, "settled"),
+        (9, "settled"),
+        (10, "settled"),
+    ]
 
 
 def test_a_dead_letter_that_was_replayed_or_discarded_is_left_alone(spark: SparkSession) -> None:
@@ -316,9 +364,9 @@ def test_a_moved_occurrence_takes_its_expiry_along(spark: SparkSession) -> None:
 
 
 PLANNED = (
-    "name string, target string, bytes_max long, compacted boolean, target_compacted boolean, "
-    "target_key binary, expire_at_ms long, value binary, id binary, headers array<struct<name "
-    "string, value binary>>"
+    "name string, outcome string, key binary, target string, bytes_max long, compacted boolean, "
+    "target_compacted boolean, target_key binary, expire_at_ms long, value binary, id binary, "
+    "headers array<struct<name string, value binary>>"
 )
 """The columns of a plan and of the topic it goes to that decide whether a row can be sent."""
 
@@ -326,6 +374,8 @@ PLANNED = (
 def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession) -> None:
     """Each with its reason; expiry may be ignored, a refusal of the broker may not."""
     plain: dict[str, object] = {
+        "outcome": "pending",
+        "key": None,
         "target": "t",
         "bytes_max": 2_000,
         "compacted": False,
@@ -348,12 +398,20 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         {"name": "large key", "target_key": b"k" * 1_000},
         {"name": "no headers, no value", "headers": None, "value": None},
         {"name": "older than what the target holds", "target_compacted": True},
+        {"name": "settled", "outcome": "settled", "key": b"i"},
+        {"name": "settled under a generated id", "outcome": "settled"},
+        {"name": "perhaps delivered", "outcome": "unknown"},
+        {
+            "name": "a series, perhaps delivered",
+            "outcome": "unknown",
+            "headers": [("Chronos_Repeat", b"every 1s")],
+        },
         {
             "name": "headers that are dropped",
             "headers": [("chronos-x", b"h" * 1_000), (ledger.REPLAY_OF, b"h" * 1_000)],
         },
     ]
-    names = [column.split()[0] for column in PLANNED.split(", ", 9)]
+    names = [column.split()[0] for column in PLANNED.split(", ", 11)]
     planned = spark.createDataFrame(
         [tuple((plain | row)[name] for name in names) for row in rows], PLANNED
     )
@@ -368,9 +426,14 @@ def test_messages_that_the_broker_would_refuse_are_left_out(spark: SparkSession)
         "large": "too-large",
         "large header": "too-large",
         "large key": "too-large",
+        "settled under a generated id": "no-id",
     }
     older = {"older than what the target holds": "compacted"}
     assert why(BackfillRequest(mode="missing")) == unsendable | older | {"expired": "expired"}
     assert why(BackfillRequest(mode="gone", expired=True)) == unsendable | older
     assert why(BackfillRequest(mode="all", expired=True, compacted=True)) == unsendable
-    assert why(BackfillRequest(mode="pending", expired=True)) == unsendable
+    restore = BackfillRequest(mode="pending", expired=True)
+    assert why(restore) == unsendable
+    restore = structs.replace(restore, lost_ms=T)
+    assert why(restore) == unsendable | {"perhaps delivered": "unknown"}
+    assert why(structs.replace(restore, repeat_unknown=True)) == unsendable

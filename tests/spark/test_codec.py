@@ -63,6 +63,7 @@ values = st.one_of(
             b"replace",
             b"reschedule",
             b"fire-now",
+            b"settled",
             b"probe",
             b"ignore",
             b"0-1800000000000-3",

@@ -18,6 +18,7 @@ from chronos.spark.archive.verify import verify
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
@@ -30,12 +31,16 @@ from tests.spark.cases import (
     archive_of,
     write_archive,
 )
+from tests.spark.drill import COUNT, Drill
 from tests.spark.erasing import Killed, counts, kill_at, letter
 from tests.spark.histories import DELAY, EVERYTHING, HOUR_MS, frame, played, tables, token
+from tests.spark.kills import command, ended, kill_at_step
 from tests.unit.histories import USER_IDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.harness.broker import Broker
 
 pytestmark = pytest.mark.spark
 
@@ -106,7 +111,7 @@ def test_letters_steps_and_decisions_go_by_the_day(spark: SparkSession, tmp_path
 
     def shard(waits_ms: int | None) -> JudgedShard:
         case = JudgedShard("", {}).send(0, T, timestamp_ms=T - 60_000)
-        case.decide("dead-letter", 0, T, in_step=2)
+        case.decide("dead-letter", 0, T + HOUR_MS, in_step=3, position_due_ms=T)
         if waits_ms is not None:
             case.send(1, T + 90 * DAY_MS, timestamp_ms=waits_ms)
         for day in range(-3, 9):
@@ -154,10 +159,45 @@ def test_a_killed_expiry_is_completed_by_the_next(
     assert column(folder, "messages", "offset") == []
 
 
+@pytest.mark.campaign
+def test_a_command_that_is_killed_expires_everything_or_nothing_and_the_next_one_the_rest(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """kill -9 of the process before its commit, at it, and while it removes files: an audit finds
+    all messages delivered, or all erased; the files that are left are whole."""
+    drill = Drill(spark, broker, tmp_path)
+    drill.begin()
+    drill.send()
+    drill.deliver()
+    drill.settle()
+    drill.archive()
+    line = command("expire", drill.directory, ["--older-than", "1s", "--yes"])
+    before, after = {"delivered": COUNT}, {"erased": COUNT}
+
+    def outcomes() -> dict[str, int]:
+        return {name: count for name, count in drill.audit().overall.counts.items() if count}
+
+    assert outcomes() == before
+    steps = {
+        "expiring deliveries": [before],
+        "committing": [before, after],
+        "removing old files of messages": [after],
+    }
+    for at, (step, states) in enumerate(steps.items()):
+        kill_at_step(line, step, tmp_path / f"{at}.log")
+        assert outcomes() in states, step
+    done = ended(line)
+    assert done.returncode == 0, done.stderr
+    assert outcomes() == after
+    assert verify(spark, drill.storage, ignore).problems == []
+    drill.brokers.close()
+
+
 def judged(spark: SparkSession, storage: ArchiveStorage, span: Span) -> dict[Any, tuple[str, str]]:
     """The outcome and the reason of each promised delivery of a window."""
     archive, _, _ = open_tables(spark, storage)
-    rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes.collect()
+    with Kept() as kept:
+        rows = judge(archive, coverage(archive.offsets), DELAY, span, kept).outcomes.collect()
     found = {token(row): (row["outcome"], row["reason"]) for row in rows}
     assert len(found) == len(rows)
     return found

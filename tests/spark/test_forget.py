@@ -26,6 +26,7 @@ from chronos.spark.storage import ArchiveStorage
 from tests.spark.cases import SETTLED_MS, JudgedShard, T, archive_of, write_archive
 from tests.spark.erasing import Killed, counts, holders, kill_at, letter
 from tests.spark.histories import DELAY, HOUR_MS, frame
+from tests.spark.kills import command, ended, kill_at_step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,6 +278,29 @@ def test_the_next_job_that_commits_removes_the_files(spark: SparkSession, folder
     assert holders(folder, MINE) == []
     assert ledger.sent_rows(spark, storage).count() == 1
     assert counts(spark, folder) == after
+
+
+@pytest.mark.campaign
+def test_a_command_that_is_killed_forgets_everything_or_nothing_and_the_next_one_the_rest(
+    spark: SparkSession, folder: Path, tmp_path: Path
+) -> None:
+    """kill -9 of the process before its commit, at it, and while it removes files: an audit finds
+    the state before or the one after, and in the end the id is in no file."""
+    line = command("forget", folder, ["--id", MINE.decode(), "--yes"])
+    after = BEFORE | {"delivered": 1, "erased": 3}
+    steps = {
+        "forgetting deliveries": [BEFORE],
+        "committing": [BEFORE, after],
+        "removing old files of messages": [after],
+    }
+    for at, (step, states) in enumerate(steps.items()):
+        kill_at_step(line, step, tmp_path / f"{at}.log")
+        found = counts(spark, folder)
+        assert found in states, step
+    done = ended(line)
+    assert done.returncode == 4, done.stderr  # the archive holds nothing of the id any more
+    assert counts(spark, folder) == after
+    assert holders(folder, MINE) == []
 
 
 def test_the_command_asks_before_it_erases(folder: Path, tmp_path: Path) -> None:

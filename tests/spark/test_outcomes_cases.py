@@ -8,6 +8,7 @@ import pytest
 
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
+from chronos.spark.audit.reach import Kept
 from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
 
@@ -277,6 +278,11 @@ def carried_on() -> list[JudgedShard]:
         .send(0, T + 2 * HOUR_MS, **mine, timestamp_ms=T + 100)
         .act("fire-now", 1, b"mine", at_ms=T + 300, first_ms=T - 200)
         .deliver(0, T - 200, T + 400),
+        JudgedShard("settled: promises nothing, acts on nothing", {A: ("delivered", None)})
+        .send(0, DUE, **mine)
+        .act("settled", 1, b"mine", at_ms=T)
+        .act("settled", 2, b"other", at_ms=DUE)
+        .deliver(0, DUE, DUE + 3),
         JudgedShard("fired when it was due already", {A: ("delivered", None)})
         .send(0, DUE, **mine)
         .act("fire-now", 900, b"mine", at_ms=LATER)
@@ -967,7 +973,9 @@ Found = dict[tuple[int, int], tuple[str, str | None]]
 def outcomes_of(spark: SparkSession, cases: list[JudgedShard]) -> list[Found]:
     """The outcomes of each case."""
     archive = archive_of(spark, cases)
-    rows = judge(archive, coverage(archive.offsets), DELAY, WINDOW).outcomes.collect()
+    with Kept() as kept:
+        judged = judge(archive, coverage(archive.offsets), DELAY, WINDOW, kept)
+        rows = judged.outcomes.collect()
     outcomes: list[Found] = [{} for _ in cases]
     for row in rows:
         token = row["source_offset"], row["occurrence"]

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from chronos.spark.audit import coverage
-from chronos.spark.audit.job import judge
-from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.job import due_times, judge
+from chronos.spark.audit.outcomes import Span, with_accepted_ms
+from chronos.spark.audit.reach import Kept
 from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, EVERYTHING, History, Row, played, tables, token
 from tests.unit.histories import START_MS
@@ -28,7 +30,8 @@ pytestmark = pytest.mark.spark
 def outcomes_of(archive: Tables, span: Span) -> list[Any]:
     """The outcomes of the promised deliveries due in the window."""
     covered = coverage.coverage(archive.offsets)
-    return judge(archive, covered, DELAY, span).outcomes.collect()
+    with Kept() as kept:
+        return judge(archive, covered, DELAY, span, kept).outcomes.collect()
 
 
 def found(
@@ -148,10 +151,22 @@ def test_a_window_has_the_outcomes_that_an_audit_of_everything_has_in_it(
     spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although it reads only its folders, the progress records from its beginning on, and messages
-    moved into it."""
+    moved into it. The times of an id hold all of its deliveries."""
     histories = played(seed, drained=True)
     archive = tables(spark, histories)
     whole = outcomes_of(archive, EVERYTHING)
+    times = due_times(with_accepted_ms(archive.messages), archive.decisions)
+    spans = {
+        (row["shard"], row["of"]): (row["first"], row["last"])
+        for row in times.groupBy("shard", f.hex("id").alias("of"))
+        .agg(f.min("at").alias("first"), f.max("at").alias("last"))
+        .collect()
+    }
+    named = [row for row in whole if row["id"] is not None]
+    assert named
+    for row in named:
+        first, last = spans[row["shard"], row["id"].hex().upper()]
+        assert first <= row["window_ms"] <= last, row
     monkeypatch.setattr(coverage, "STEPS_BEFORE_MS", 0)
     for span in (
         Span(from_ms=START_MS + 8, to_ms=START_MS + MINUTE_MS + 9),

@@ -24,13 +24,13 @@ def test_a_folder_may_have_any_name_that_spark_reads(tmp_path: Path, name: str) 
     ["nothing://here", "/a#b", "file:///a%20b", "s3://bucket/a?region=b", "/x/*", "/x/{a}"],
 )
 def test_a_location_that_can_never_hold_an_archive_is_unusable(location: str) -> None:
-    """`--continuous` does not try it again."""
+    """`--follow` does not try it again."""
     with pytest.raises(ArchiveUnusable, match="cannot hold an archive"):
         ArchiveStorage(location)
 
 
 def test_an_unreachable_location_may_be_tried_again(tmp_path: Path) -> None:
-    """An error of the file system is one that `--continuous` survives."""
+    """An error of the file system is one that `--follow` survives."""
     (tmp_path / "file").touch()
     storage = ArchiveStorage(str(tmp_path / "file"))
     with pytest.raises(ArchiveFailed, match="Not a directory"):

@@ -30,6 +30,8 @@ USER_IDS = (b"a", b"c", b"0-5")
 ELSEWHERE, ELSEWHERE_ID, ELSEWHERE_ADDRESS = 2, b"b", b"2-77-77"
 """Another shard, a key and a generated id that belong to it."""
 SCHEDULING = ("schedule", "replace", "replay")
+TAKING = ("replace", "settled")
+"""Verbs that take no generated id."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ sents = st.builds(
     verb=st.sampled_from(
         ["schedule"] * 6
         + ["replace", "reschedule", "reschedule", "cancel", "cancel", "fire-now", "probe", "replay"]
+        + ["settled"]
     ),
     id_number=st.integers(0, 9),
     in_ms=_in_ms,
@@ -265,7 +268,7 @@ class Producers:
     def _id(self, sent: Sent) -> bytes | None:
         """A user's id, or the generated id of an earlier message, which may have a key and so
         another id."""
-        if sent.elsewhere and (sent.id_number < len(USER_IDS) or sent.verb == "replace"):
+        if sent.elsewhere and (sent.id_number < len(USER_IDS) or sent.verb in TAKING):
             return ELSEWHERE_ID
         if sent.elsewhere and sent.verb != "schedule":
             return ELSEWHERE_ADDRESS
@@ -273,7 +276,7 @@ class Producers:
             return USER_IDS[sent.id_number]
         if sent.verb == "schedule":
             return None
-        if sent.verb == "replace":
+        if sent.verb in TAKING:
             return USER_IDS[sent.id_number % len(USER_IDS)]
         scheduled = [intent for intent in self.intents if intent.verb in ("schedule", "replace")]
         if not scheduled:
@@ -316,7 +319,7 @@ def render(intent: Intent, form: int = 0) -> Record:
         and (intent.policy != "reject" or form == 1)
     ):
         headers.append(("chronos-on-conflict", intent.policy.encode()))
-    if intent.verb in ("reschedule", "cancel", "fire-now") and form > 0:
+    if intent.verb in ("reschedule", "cancel", "fire-now", "settled") and form > 0:
         assert intent.id is not None
         headers.append(("chronos-id", intent.id))
         key = None if form == 1 else key

@@ -397,6 +397,8 @@ class Model:
             return Reason.FORWARDED if intent.hop_ms is None else Reason.WRONG_SHARD
         if intent.verb in ("schedule", "replace", "replay"):
             return self._schedule(intent)
+        if intent.verb == "settled":
+            return self._take_as_delivered(intent)
         assert intent.id is not None
         state = self.lookup(intent.id)
         if state is None:
@@ -440,6 +442,37 @@ class Model:
             self.totals["changed"] += 1
         return None
 
+    def _is_fresh(self, intent: Intent) -> bool:
+        """Whether the id was delivered within the deduplication window."""
+        assert intent.id is not None
+        known = self.id_states.get(intent.id)
+        return (
+            known is not None
+            and known[0] == "delivered"
+            and (
+                intent.first_ms - known[3] < self.deduplication_ms
+                or intent.id not in self.stored_ids
+            )
+        )
+
+    def _take_as_delivered(self, intent: Intent) -> Reason | None:
+        """The id is taken as if a message had been delivered at the time of this record."""
+        assert intent.id is not None
+        if self._holder(intent.id) is not None:
+            return Reason.CONFLICT
+        if self._is_fresh(intent):
+            return Reason.IGNORED
+        at_ms = min(intent.first_ms, intent.timestamp_ms)
+        self.id_states[intent.id] = ("delivered", at_ms, intent.offset, at_ms)
+        self.firsts[intent.id] = intent.first_ms
+        self.orders[intent.id] = None if intent.hop_ms is None else IdOrder(intent.hop_from)
+        self.failures.pop(intent.id, None)
+        self.stored_ids.add(intent.id)
+        self.forgotten.discard(intent.id)
+        self.ended = [each for each in self.ended if each != intent.id]
+        self.prolonged.add(intent.id)
+        return None
+
     def _note(self, intent: Intent) -> None:
         """A cancel that changes nothing still comes after everything of its id that was written
         before it."""
@@ -465,7 +498,8 @@ class Model:
     def _is_repeated(self, intent: Intent) -> bool:
         """Whether the same call was executed lately."""
         calls = self.calls.get(intent.id or b"", [])
-        return intent.call is not None and intent.verb != "fire-now" and token(intent.call) in calls
+        is_known = intent.call is not None and token(intent.call) in calls
+        return is_known and intent.verb not in ("fire-now", "settled")
 
     def _call(self, intent: Intent) -> None:
         """Note a call that is executed."""
@@ -518,24 +552,14 @@ class Model:
                 known = None
             if intent.verb == "replace" and holder is None:
                 return Reason.TOO_LATE if known else Reason.UNKNOWN
-            fresh = (
-                known is not None
-                and known[0] == "delivered"
-                and (
-                    intent.first_ms - known[3] < self.deduplication_ms
-                    or intent.id not in self.stored_ids
-                )
-            )
+            fresh = self._is_fresh(intent)
             if intent.verb == "replay" and intent.id in self.forgotten:
                 fresh = False  # its entry does not tell how it ended
             if intent.verb == "replay" and (holder is not None or fresh):
                 assert known is not None
-                taken_by = self.settled[known[1:3]] if holder is None else holder
-                return (
-                    Reason.IGNORED
-                    if taken_by.intent.replayed == intent.replayed
-                    else Reason.CONFLICT
-                )
+                taken_by = self.settled.get(known[1:3]) if holder is None else holder
+                is_same = taken_by is not None and taken_by.intent.replayed == intent.replayed
+                return Reason.IGNORED if is_same else Reason.CONFLICT
             if intent.verb == "schedule" and intent.policy == "upsert":
                 refused = self._refuse_upsert(intent, holder, known)
                 if refused is not None:

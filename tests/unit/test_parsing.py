@@ -156,6 +156,13 @@ def test_an_action_names_its_message_by_key_or_by_header(
     )
 
 
+@table("named_by", ["key", "header", "both"])
+def test_a_settled_names_an_id_by_key_or_by_header(named_by: str) -> None:
+    by_header = [("chronos-id", b"order-7")] if named_by != "key" else []
+    key = b"order-7" if named_by != "header" else None
+    assert parsed(action("settled"), *by_header, key=key) == Action(Verb.SETTLED, b"order-7")
+
+
 @pytest.mark.parametrize("headers", [[], [("traceparent", b"1")], [("chronos-source", b"t/0/1")]])
 def test_a_key_without_value_and_time_is_a_cancel(headers: list[tuple[str, bytes]]) -> None:
     assert parsed(*headers, key=b"order-7", value=None) == Action(Verb.CANCEL, b"order-7")
@@ -444,6 +451,8 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (contradictory, [action("cancel"), TO], key),
         (contradictory, [action("cancel"), AT], key),
         (contradictory, [action("fire-now"), AT], key),
+        (contradictory, [action("settled"), AT], key),
+        (contradictory, [action("settled"), TO], key),
         (contradictory, [action("fire-now"), ("chronos-on-conflict", b"ignore")], key),
         (contradictory, [action("reschedule"), AT, ("chronos-target-key", b"k")], key),
         (contradictory, [action("reschedule"), AT, ("chronos-expire-at", b"1700000005000")], key),
@@ -563,6 +572,10 @@ def _refusals() -> list[tuple[Reason, Sequence[tuple[str, bytes | None]], bytes 
         (Reason.NO_ID, [AT, TO, action("replace")], None),
         (Reason.NO_ID, [action("cancel")], None),
         (Reason.NO_ID, [action("fire-now")], None),
+        (Reason.NO_ID, [action("settled")], None),
+        (Reason.BAD_ID, [action("settled")], long),
+        (Reason.RESERVED_ID, [action("settled")], GENERATED_ID),
+        (Reason.RESERVED_ID, [action("settled"), ("chronos-id", GENERATED_ID)], None),
         (Reason.NO_ID, [action("reschedule"), AT], None),
         (Reason.WRONG_SHARD, [action("cancel")], b"1-1700000001000-41"),
         (Reason.WRONG_SHARD, [action("cancel"), ("chronos-id", b"0-1-1")], None),
@@ -613,6 +626,7 @@ _values = st.one_of(
             b"reschedule",
             b"cancel",
             b"fire-now",
+            b"settled",
             b"probe",
             b"ignore",
             b"orders",

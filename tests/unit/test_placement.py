@@ -67,6 +67,7 @@ def test_keys_of_one_length_are_hashed_together_to_the_same_partitions(length: i
         (THERE, [AT, TO, action("replace")]),
         (THERE, [action("cancel")]),
         (None, [action("fire-now"), ("chronos-id", THERE)]),
+        (THERE, [action("settled")]),
         (None, [action("cancel"), ("chronos-id", b"1-1700000001000-41")]),
         (b"1-1700000001000-41", [action("reschedule"), AT]),
     ],

@@ -146,6 +146,56 @@ def test_an_id_is_free_again_exactly_at_the_end_of_the_deduplication_window(
     assert scenario.places(scenario.run(T + 99)) == [(T + 99, beyond)]
 
 
+def test_a_settled_id_counts_as_delivered_at_the_time_of_its_record(scenario: Scenario) -> None:
+    taken = scenario.send("settled", b"a", at=T + 2)
+    again = scenario.send("settled", b"a", at=T + 3)
+    within = scenario.send("schedule", b"a", T + 99, at=T + 2 + DEDUPLICATION_MS - 1)
+    cancelled = scenario.send("cancel", b"a", at=T + 2 + DEDUPLICATION_MS - 1)
+    beyond = scenario.send("schedule", b"a", T + 99, at=T + 2 + DEDUPLICATION_MS)
+    scenario.run(T + 60)
+    assert scenario.refused() == [(again, IGNORED), (within, CONFLICT), (cancelled, TOO_LATE)]
+    assert scenario.places(scenario.run(T + 99)) == [(T + 99, beyond)]
+    assert taken < again
+    totals = scenario.shard.state.totals
+    assert (totals.accepted, totals.delivered) == (1, 1), "a settled id is counted nowhere"
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"), [("reject", CONFLICT), ("ignore", IGNORED), ("replace", None)]
+)
+def test_a_message_with_a_settled_id_is_treated_as_after_a_delivery(
+    scenario: Scenario, policy: str, refused: int | None
+) -> None:
+    scenario.send("settled", b"a", at=T + 2)
+    scenario.run(T + 3)
+    new = scenario.send("schedule", b"a", T + 9, at=T + 4, policy=policy)
+    scenario.run(T + 4)
+    assert scenario.refused() == ([] if refused is None else [(new, refused)])
+    assert scenario.places(scenario.run(T + 9)) == ([] if refused else [(T + 9, new)])
+
+
+def test_a_settled_id_that_is_pending_is_refused_and_its_message_delivered(
+    scenario: Scenario,
+) -> None:
+    pending = scenario.send("schedule", b"a", T + 9)
+    settled = scenario.send("settled", b"a", at=T + 2)
+    scenario.run(T + 3)
+    assert scenario.refused() == [(settled, CONFLICT)]
+    assert scenario.places(scenario.run(T + 9)) == [(T + 9, pending)]
+
+
+@pytest.mark.parametrize("ends", ["cancel", "expired", "dead"])
+def test_a_settled_takes_an_id_that_is_free_again(scenario: Scenario, ends: str) -> None:
+    scenario.send("schedule", b"a", T + 1)
+    if ends == "cancel":
+        scenario.send("cancel", b"a")
+    scenario.run(T + 1, ("delivered" if ends == "cancel" else ends, 0))
+    scenario.send("settled", b"a", at=T + 2)
+    new = scenario.send("schedule", b"a", T + 9, at=T + 3)
+    scenario.run(T + 4)
+    assert scenario.refused() == [(new, CONFLICT)]
+
+
 @pytest.mark.parametrize("choice", ["expired", "dead"])
 def test_the_id_of_a_dead_lettered_message_is_free_at_once(scenario: Scenario, choice: str) -> None:
     scenario.send("schedule", b"a", T + 1)

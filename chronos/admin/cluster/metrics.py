@@ -21,6 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from chronos import __version__, zones
+from chronos.admin.archive.status import ARCHIVE_METRICS
 from chronos.admin.http.context import Context
 from chronos.admin.http.issuer import Issuer
 from chronos.core.keys import LIMITED
@@ -686,6 +687,19 @@ def reference() -> str:
     lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in BROKER_METRICS]
     lines += [
         "",
+        "## Metrics of the archive",
+        "",
+        "`chronos archive --follow` serves them at its own address, `--listen`, with the usual "
+        "`process_*` and `python_*`",
+        "metrics. Totals count from the start of that process, and every table is there from the "
+        "start.",
+        "",
+        "| metric | type | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in ARCHIVE_METRICS]
+    lines += [
+        "",
         "## Alerts",
         "",
         "- `max(chronos_oldest_overdue_seconds) > 60`: messages are late at the moment.",
@@ -735,6 +749,8 @@ def reference() -> str:
         " `chronos doctor --tokens FILE`.",
         "- `chronos_disk_free_bytes < 2 * chronos_disk_reserve_bytes`: below the reserve every "
         "shard pauses.",
+        "- `time() - max(max_over_time(chronos_archive_end_timestamp_seconds[1d])) > 3600`: the "
+        "archive is older than an hour; `/readyz` of `chronos archive --follow` says why.",
         "",
     ]
     return "\n".join(lines)

@@ -79,6 +79,7 @@ TITLES = {
     "too-few-in-sync": "Too few followers of the shard are in sync",
     "no-space": "The disk is full",
     "not-ready": "The node is not ready",
+    "not-archived": "The archive is not up to date",
     "failed": "The node has failed",
     "stopping": "The node is stopping",
     "internal": "Something went wrong in Chronos",

@@ -8,6 +8,7 @@ node runs, and stops first: long polls end at once, other requests have STOP_S t
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -224,10 +225,11 @@ class Server:
         context = self._context = Context(self._node, trail, access.tokens)
         body_bytes_max = max(BODY_BYTES_MAX, 2 * config.topics.message_bytes_max)
         app = web.Application(
-            client_max_size=body_bytes_max, middlewares=[self._guard(Hosts.of(config), sparse_log)]
+            client_max_size=body_bytes_max,
+            middlewares=[guard(self._serving, Hosts.of(config), sparse_log)],
         )
         app.on_response_prepare.append(
-            _add_headers if config.admin.tls.certificate is None else _add_headers_of_tls
+            add_headers if config.admin.tls.certificate is None else _add_headers_of_tls
         )
         exposition = metrics.Exposition(context, issuer)
         description = openapi.encoded()
@@ -319,48 +321,56 @@ class Server:
         if self.url:
             log.info("no longer listening", url=self.url)
 
-    def _guard(self, hosts: Hosts, sparse_log: SparseLog) -> Middleware:
-        """The middleware that every request passes first."""
+    def _serving(self, request: web.Request) -> AbstractContextManager[None]:
+        assert self._listener is not None
+        return self._listener.serving(request)
 
-        @web.middleware
-        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            assert self._listener is not None
-            try:
-                with self._listener.serving(request):
-                    check_site(request, hosts.check(request))
-                    check_encoding(request)
-                    return await handler(request)
-            except ConnectionError:
-                # The client is gone.
-                raise
-            except ProblemError as error:
-                response = answer(error.problem)
-                if isinstance(request.protocol, ServerConnection) and request.protocol.is_last:
-                    response.force_close()
-                return response
-            except web.HTTPException as error:
-                return plain(error)
-            except ChronosError as error:
-                if isinstance(error, Stop):
-                    sparse_log.fault(
-                        "request failed", error, method=request.method, path=request.path[:200]
-                    )
-                return answer(from_error(error).problem)
-            except Exception as error:
-                if isinstance(error, ConnectionError) and (
-                    request.transport is None or request.transport.is_closing()
-                ):
-                    # The client is gone: aiohttp ends the connection.
-                    raise
+
+def guard(
+    serving: Callable[[web.Request], AbstractContextManager[None]],
+    hosts: Hosts,
+    sparse_log: SparseLog,
+) -> Middleware:
+    """The middleware that every request passes first. `serving`: that of the listener."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            with serving(request):
+                check_site(request, hosts.check(request))
+                check_encoding(request)
+                return await handler(request)
+        except ConnectionError:
+            # The client is gone.
+            raise
+        except ProblemError as error:
+            response = answer(error.problem)
+            if isinstance(request.protocol, ServerConnection) and request.protocol.is_last:
+                response.force_close()
+            return response
+        except web.HTTPException as error:
+            return plain(error)
+        except ChronosError as error:
+            if isinstance(error, Stop):
                 sparse_log.fault(
                     "request failed", error, method=request.method, path=request.path[:200]
                 )
-                problem = ProblemError(
-                    500, "internal", "see the log of this node", hint="this is a bug in Chronos"
-                )
-                return answer(problem.problem)
+            return answer(from_error(error).problem)
+        except Exception as error:
+            if isinstance(error, ConnectionError) and (
+                request.transport is None or request.transport.is_closing()
+            ):
+                # The client is gone: aiohttp ends the connection.
+                raise
+            sparse_log.fault(
+                "request failed", error, method=request.method, path=request.path[:200]
+            )
+            problem = ProblemError(
+                500, "internal", "see the log of this node", hint="this is a bug in Chronos"
+            )
+            return answer(problem.problem)
 
-        return guard
+    return guarded
 
 
 def _any_text(route: Route) -> str:
@@ -368,7 +378,7 @@ def _any_text(route: Route) -> str:
     return re.sub(r"\{(\w+)\}", r"{\1:(?s:.+)}" if route.is_tree else r"{\1:[^/]+}", route.path)
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set the headers of every answer, streamed ones included."""
     # The name of the library and its version help an attacker only.
     response.headers.popall("Server", None)
@@ -380,7 +390,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 async def _add_headers_of_tls(request: web.Request, response: web.StreamResponse) -> None:
-    await _add_headers(request, response)
+    await add_headers(request, response)
     response.headers["Strict-Transport-Security"] = f"max-age={HSTS_S}"
 
 

@@ -9,26 +9,15 @@ import typer
 from chronos.cli.options import ClusterOptions, ConfigFile, Output, Settings, SparkOptions
 from chronos.cli.output import Format
 
-Location = Annotated[
-    str,
-    typer.Option(
-        "--location",
-        "-l",
-        envvar="CHRONOS_ARCHIVE",
-        metavar="URI",
-        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
-    ),
-]
-MaybeLocation = Annotated[
-    str | None,
-    typer.Option(
-        "--location",
-        "-l",
-        envvar="CHRONOS_ARCHIVE",
-        metavar="URI",
-        help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
-    ),
-]
+_LOCATION = typer.Option(
+    "--location",
+    "-l",
+    envvar="CHRONOS_ARCHIVE",
+    metavar="URI",
+    help="The archive: a folder, or a URL such as s3a://bucket/chronos.",
+)
+Location = Annotated[str, _LOCATION]
+MaybeLocation = Annotated[str | None, _LOCATION]
 """For a verb with verbs below it, which have a location of their own: see `need_location`."""
 ToClusterFile = Annotated[
     str | None,
@@ -115,6 +104,11 @@ WantedHeaders = Annotated[
         help="Only messages with this header. May be repeated: a message must have all of them.",
     ),
 ]
+SendYes = Annotated[bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")]
+IgnoreExpiry = Annotated[
+    bool,
+    typer.Option("--ignore-expiry", help="Include messages that are past their chronos-expire-at."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Erase without asking for confirmation.")]
 AUTO_MASTER = "auto"
 
@@ -132,14 +126,14 @@ archive_app = typer.Typer(
     help="""Copy the logs to Delta tables with Spark: incrementally, each record exactly once.
 
     Needs Java 17 and `pip install 'kafka-chronos[spark]'`. A run archives everything that is in the topics
-    when it starts, and ends; the next run continues from there. If a run is killed at any point, the next one completes it.
+    when it starts, and ends; the next run continues from there, with --follow after a pause. If a run is killed at any point, the next one completes it.
     The archive has one Delta table for each kind of record (docs/reference/archive.md). `chronos archive compact` merges small files,
     `chronos archive verify` looks for lost ones, `chronos archive find` for messages, and `chronos archive expire` and `forget` erase them.
 
     \b
     Examples:
       chronos archive --config chronos.yaml --location /var/lib/chronos-archive
-      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --continuous --master spark://spark:7077
+      chronos archive -c chronos.yaml -l s3a://bucket/chronos --targets 'orders,billing-*' --follow --master spark://spark:7077
       chronos archive compact -l /var/lib/chronos-archive
       chronos archive verify -l /var/lib/chronos-archive
     """,  # noqa: E501
@@ -167,15 +161,34 @@ def archive(
             "--all-records", help="Also records of target topics that Chronos did not deliver."
         ),
     ] = False,
-    continuous: Annotated[
-        bool, typer.Option("--continuous", help="Keep running: start another run after each one.")
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help=(
+                "Keep running: start another run after each one, and serve /metrics and /readyz. "
+                "SIGINT or SIGTERM ends it after the current commit, a second one at once."
+            ),
+        ),
     ] = False,
     every: Annotated[
         str,
         typer.Option(
-            "--every", metavar="DURATION", help="With --continuous: the pause between two runs."
+            "--every", metavar="DURATION", help="With --follow: the pause between two runs."
         ),
     ] = "1m",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help=(
+                "With --follow: where to serve /metrics and /readyz; port 0 takes any free one. "
+                "They need no token."
+            ),
+            show_default=True,
+        ),
+    ] = "127.0.0.1:7790",
     batch_records: Annotated[
         int,
         typer.Option(
@@ -198,6 +211,11 @@ def archive(
     location = need_location(location)
     from chronos.cli.spark.archive import run
 
+    options = None
+    if follow:
+        from chronos.cli.spark.follow import follow_options
+
+        options = follow_options(every, listen)
     run(
         output,
         SparkOptions(location=location, master=master, conf=conf or []),
@@ -209,8 +227,8 @@ def archive(
         ),
         targets=targets,
         all_records=all_records,
-        every=every if continuous else None,
         batch_records=batch_records,
+        follow=options,
     )
 
 
@@ -352,8 +370,8 @@ def find(
     """Find messages that `chronos list` no longer knows, and what became of them.
 
     Each is judged as `chronos audit` does: delivered, missing, cancelled, expired, dead-lettered,
-    rejected, pending and so on. The window is the last 30 archived days unless --from and --to name
-    another; a shorter one is found sooner. Exit code 1 if nothing is found.
+    rejected, pending and so on. Ids are looked for in the whole archive, other messages in the last
+    30 archived days, unless --from and --to name a window. Exit code 1 if nothing is found.
 
     \b
     Examples:
@@ -573,12 +591,7 @@ def backfill(
     ] = None,
     to_cluster: ToClusterFile = None,
     to_reader: ToReader = None,
-    ignore_expiry: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-expiry", help="Include messages that are past their chronos-expire-at."
-        ),
-    ] = False,
+    ignore_expiry: IgnoreExpiry = False,
     compacted: Annotated[
         bool,
         typer.Option(
@@ -602,9 +615,7 @@ def backfill(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the counts and some samples; send nothing.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Send without asking for confirmation.")
-    ] = False,
+    yes: SendYes = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -718,3 +729,87 @@ def cancel(
     )
     to = ToCluster(config=to_cluster, reader=to_reader or [])
     cancel_run(output, options, cluster, to, run, yes=yes)
+
+
+def restore(
+    location: Location,
+    old_cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--old-cluster",
+            metavar="FILE",
+            help=(
+                "The settings of the archived service, if it was on other brokers: to see that it "
+                "has stopped, and when."
+            ),
+        ),
+    ] = None,
+    old_cluster_is_gone: Annotated[
+        bool,
+        typer.Option(
+            "--old-cluster-is-gone",
+            help="The archived service delivers nothing more, whatever its topics show.",
+        ),
+    ] = False,
+    lost_at: Annotated[
+        str | None,
+        typer.Option(
+            "--lost-at",
+            metavar="TIME",
+            help=(
+                "When it was lost: RFC 3339, epoch ms, or -2h for two hours ago. Default: the time "
+                "of its newest progress record, or now if that cannot be read."
+            ),
+        ),
+    ] = None,
+    repeat_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--repeat-unknown",
+            help="Include messages that may have been delivered after the archive's end.",
+        ),
+    ] = False,
+    ignore_expiry: IgnoreExpiry = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the counts; create and send nothing.")
+    ] = False,
+    yes: SendYes = False,
+    reader: Reader = None,
+    master: Master = AUTO_MASTER,
+    conf: Conf = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    output: Output = Format.text,
+) -> None:
+    """Restore what was pending at the archive's end in a new service, after the loss of its topics.
+
+    The configuration is that of the new service, with new topics or on new brokers, before its
+    first start. The topics are created; pending messages go there with their ids and due times,
+    and ids delivered within retention.deduplication as settled. What may have been delivered
+    between the archive's end and the loss is left out and counted, unless --repeat-unknown. After a
+    kill the same command sends the rest (docs/how-to/restore.md).
+
+    \b
+    Examples:
+      chronos restore -c new.yaml -l s3a://bucket/chronos --dry-run
+      chronos restore -c new.yaml -l s3a://bucket/chronos --old-cluster-is-gone --lost-at 2030-01-31T09:00:00Z
+      chronos restore -c new.yaml -l /var/lib/chronos-archive --old-cluster chronos.yaml --repeat-unknown --yes
+    """  # noqa: E501
+    from chronos.cli.spark.restore import RestoreOptions, run
+
+    run(
+        output,
+        SparkOptions(location=location, master=master, conf=conf or []),
+        ClusterOptions(
+            config=config, settings=settings or [], reader=reader or [], other_cluster=True
+        ),
+        RestoreOptions(
+            old_cluster=old_cluster,
+            old_cluster_is_gone=old_cluster_is_gone,
+            lost_at=lost_at,
+            repeat_unknown=repeat_unknown,
+            ignore_expiry=ignore_expiry,
+            dry_run=dry_run,
+            yes=yes,
+        ),
+    )

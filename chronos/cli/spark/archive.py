@@ -14,11 +14,12 @@ from chronos.cli.options import ClusterOptions, SparkOptions
 from chronos.cli.output import Format, local, note, number, printable, put, put_json, table
 from chronos.config import Config, load
 from chronos.config.values import size_bytes
-from chronos.core.timefmt import format_time, parse_duration_ms
-from chronos.errors import ConfigurationError, Retry
+from chronos.core.timefmt import format_time
+from chronos.errors import ConfigurationError
 from chronos.logs import set_up
 
 if TYPE_CHECKING:
+    from chronos.cli.spark.follow import FollowOptions
     from chronos.spark.audit.job import FoundDeliveries
     from chronos.spark.session import Watch
     from chronos.spark.storage import ArchiveStorage
@@ -90,12 +91,11 @@ def run(
     *,
     targets: str | None,
     all_records: bool,
-    every: str | None,
     batch_records: int,
+    follow: "FollowOptions | None",
 ) -> None:
-    """Run the archive once, or again and again with a pause of `every`."""
+    """Run the archive once, or again and again until a signal."""
     config = settings_of(cluster)
-    pause_s = None if every is None else _pause_s(every)
     reading = {f"kafka.{key}": value for key, value in pairs(cluster.reader, "--kafka").items()}
     from chronos.spark.session import need_spark
 
@@ -119,50 +119,29 @@ def run(
         other_cluster=cluster.other_cluster,
         reader={**java_properties(config.log.kafka.properties), **reading},
     )
+    if follow is not None:
+        from chronos.cli.spark.follow import follow_logs
+
+        follow_logs(output, options, config, plan, follow)
+        return
     storage = ArchiveStorage(options.location)
     brokers = open_kafka(config)
     try:
         # A broker that is gone is found at once; Spark takes seconds to start and longer to fail.
         brokers.names()
-        with spark_job("archive", options) as (
-            spark,
-            display,
-            log,
-        ):
-
-            def run_once() -> None:
-                done = archive(spark, brokers, storage, plan, display)
-                display.pause()
-                _show(done, output)
-                log.empty()
-
-            if pause_s is None:
-                run_once()
-                return
-            while True:
-                try:
-                    run_once()
-                except Retry as error:
-                    display.pause()
-                    log.keep()
-                    note(f"{error}\ntrying again in {every}")
-                time.sleep(pause_s)
+        with spark_job("archive", options) as (spark, display, _):
+            done = archive(spark, brokers, storage, plan, display)
+            display.pause()
+            show_done(done, output)
     except KeyboardInterrupt:
         note("stopped; the next run continues here")
-        if pause_s is None:
-            raise typer.Exit(1) from None
+        raise typer.Exit(1) from None
     finally:
         brokers.close()
 
 
-def _pause_s(every: str) -> float:
-    try:
-        return parse_duration_ms(every) / 1000
-    except ValueError as error:
-        raise typer.BadParameter(f"--every: {error}") from None
-
-
-def _show(done: list[Any], output: Format) -> None:
+def show_done(done: list[Any], output: Format) -> None:
+    """Print the counts of a run by table."""
     if output is Format.json:
         put_json({"tables": done})
         return
@@ -283,8 +262,8 @@ def found_json(found: "FoundDeliveries") -> dict[str, object]:
     from chronos.admin.http.encoding import id_text
 
     return {
-        "from": format_time(found.span.from_ms),
-        "to": format_time(found.span.to_ms),
+        "from": None if found.span is None else format_time(found.span.from_ms),
+        "to": None if found.span is None else format_time(found.span.to_ms),
         "messages": [
             {
                 "id": None if each.id is None else id_text(each.id),
@@ -311,7 +290,6 @@ def show_found(found: "FoundDeliveries") -> None:
     """Print the messages found in the archive as a table."""
     from chronos.admin.http.encoding import id_text
 
-    window = f"{format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
     if found.deliveries:
         columns = [
             ("id", "left"),
@@ -335,6 +313,9 @@ def show_found(found: "FoundDeliveries") -> None:
                 ],
             )
         )
-    note(f"{number(len(found.deliveries))} of the messages due {window}")
+    which = "archived messages"
+    if found.span is not None:
+        which = f"messages due {format_time(found.span.from_ms)} to {format_time(found.span.to_ms)}"
+    note(f"{number(len(found.deliveries))} of the {which}")
     if found.has_more:
         note("there are more: give a greater --limit, or a shorter window")

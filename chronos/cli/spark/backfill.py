@@ -239,9 +239,9 @@ def _job(
     from chronos.spark.storage import ArchiveStorage
 
     with ExitStack() as stack:
-        archived = to_source = stack.enter_context(_source(config, cluster.reader, "--kafka"))
+        archived = to_source = stack.enter_context(source(config, cluster.reader, "--kafka"))
         if to.config is not None:
-            to_source = stack.enter_context(_source(to_config, to.reader, "--to-kafka"))
+            to_source = stack.enter_context(source(to_config, to.reader, "--to-kafka"))
             if to_source.brokers.cluster_id() == archived.brokers.cluster_id():
                 raise typer.BadParameter(
                     f"--to-cluster {to.config} names the Kafka cluster of --config"
@@ -264,7 +264,7 @@ def _job(
 
 
 @contextmanager
-def _source(config: "Config", reader: list[str], option: str) -> Iterator["KafkaSource"]:
+def source(config: "Config", reader: list[str], option: str) -> Iterator["KafkaSource"]:
     """The Kafka cluster of the settings, with Spark's options to read it. LogUnavailable if no
     broker answers."""
     from chronos.node.opening import open_kafka

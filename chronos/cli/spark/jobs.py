@@ -260,7 +260,7 @@ def _interruptible() -> Iterator[None]:
             timer.cancel()
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
+def was_interrupted(error: BaseException | None) -> bool:
     """True if the error was raised while a KeyboardInterrupt ended the job: a request to the JVM
     that it cut off."""
     while error is not None:
@@ -300,7 +300,7 @@ def spark_job(
         raise
     except Exception as error:
         display.close()
-        if _was_interrupted(error):
+        if was_interrupted(error):
             raise KeyboardInterrupt from None
         log.keep()
         line = None if isinstance(error, ChronosError) else one_line(error)

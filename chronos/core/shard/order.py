@@ -112,11 +112,18 @@ def with_cancel(id_state: IdState, first_ms: int, partition: int) -> IdState:
 
 def succeeding(entry: Entry, id_state: IdState | None) -> Entry:
     """Return the entry of a message with the cancels and calls of its id that came before it."""
+    order = succeeding_order(entry.order, id_state)
+    return entry if order is entry.order else replace(entry, order=order)
+
+
+def succeeding_order(own: IdOrder | None, id_state: IdState | None) -> IdOrder | None:
+    """Return what is remembered of an id once a record with the order `own` took it: the cancels
+    and calls that came before it stay."""
     before = None if id_state is None else id_state.order
     if before is None or not (before.cancels or before.calls):
-        return entry
-    source = None if entry.order is None else entry.order.source
-    return replace(entry, order=replace(before, source=source))
+        return own
+    source = None if own is None else own.source
+    return replace(before, source=source)
 
 
 def _partition(id_state: IdState, own: int) -> int:

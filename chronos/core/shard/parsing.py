@@ -79,7 +79,7 @@ ZONE_CHARACTERS_MAX = 100
 CALL_BYTES_MAX = 300
 """Longest `chronos-call`."""
 
-_WITHOUT_CALL = (Verb.REPLAY, Verb.FIRE_NOW)
+_WITHOUT_CALL = (Verb.REPLAY, Verb.FIRE_NOW, Verb.SETTLED)
 """Verbs whose calls are not remembered."""
 
 _OF_A_SERIES = (REPEAT_TIMES, REPEAT_UNTIL, TIME_ZONE, LATE_POLICY)
@@ -614,7 +614,7 @@ def _replay(
 
 
 def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules: Rules) -> Command:
-    """Parse a `reschedule`, `cancel` or `fire-now`."""
+    """Parse a `reschedule`, `cancel`, `fire-now` or `settled`."""
     allowed = {ACTION, ID, CALL}
     if verb is Verb.RESCHEDULE:
         allowed |= {DELIVER_AT, DELAY}
@@ -636,7 +636,8 @@ def _action(record: Record, control: dict[str, bytes | None], verb: Verb, rules:
             Reason.NO_ID,
             f"{verb.name.lower().replace('_', '-')} needs an id: the record's key, or {ID}",
         )
-    rejection = _check_id(target_id, rules, own=False)
+    # The message of a generated id is at the position in that id: nothing else can take it.
+    rejection = _check_id(target_id, rules, own=verb is Verb.SETTLED)
     if rejection is not None:
         return rejection
     call = _call(control)
@@ -714,7 +715,8 @@ def _past(record: Record, due_ms: int, rules: Rules) -> Rejection | None:
 
 
 def _check_id(message_id: bytes, rules: Rules, *, own: bool) -> Rejection | None:
-    """Check an id: the key of a new message (`own`), or the id that an action names."""
+    """Check an id: one that a producer must have chosen (`own`), such as the key of a new message,
+    or the id that an action names."""
     if not 0 < len(message_id) <= ID_BYTES_MAX:
         return Rejection(
             Reason.BAD_ID, f"an id is 1 to {ID_BYTES_MAX} bytes long, this one {len(message_id)}"

@@ -20,6 +20,7 @@ from chronos.core.message import (
     Command,
     ConditionalSchedule,
     Entry,
+    IdOrder,
     Misplaced,
     OnConflict,
     Reason,
@@ -59,6 +60,7 @@ from chronos.core.shard.order import (
     overtaken,
     precedes,
     succeeding,
+    succeeding_order,
     with_call,
     with_cancel,
 )
@@ -304,6 +306,8 @@ class _Staging:
         if command.first_ms is not None:
             self._note_clock(record)
         id_state = self._id_state(command.id)
+        if command.verb is Verb.SETTLED:
+            return self._take_as_delivered(record, command, id_state)
         if id_state is None or id_state.state == ABSENT:
             return Rejection(Reason.UNKNOWN, "no message has this id")
         if self.replayed is None and is_repeated(id_state, command.call):
@@ -333,6 +337,31 @@ class _Staging:
             self.staged.cancelled += 1
             return None
         return self._move(id_state, record, command)
+
+    def _take_as_delivered(
+        self, record: Record, action: Action, id_state: IdState | None
+    ) -> Rejection | None:
+        """Execute a `settled`: the id counts as that of a message that was scheduled by this record
+        and delivered at its time. No entry belongs to it, and nothing is counted."""
+        first_ms = _first_ms(record, action)
+        if id_state is not None:
+            if id_state.state == PENDING:
+                return Rejection(Reason.CONFLICT, "a message with this id is pending")
+            is_delivered = id_state.state == DELIVERED
+            if self.replayed is None and is_delivered and self._ended_lately(id_state, first_ms):
+                return Rejection(
+                    Reason.IGNORED,
+                    "a message with this id was delivered within the deduplication window",
+                )
+        own = None
+        if action.first_ms is not None:
+            own = IdOrder(first_shard(record, self.rules.shard))
+        at_ms = min(first_ms, record.timestamp_ms)
+        order = succeeding_order(own, id_state)
+        self.staged.id_states[action.id] = IdState(
+            DELIVERED, at_ms, record.offset, at_ms, None, first_ms, order
+        )
+        return None
 
     def _precedes(self, record: Record, action: Action, id_state: IdState) -> bool:
         """Return whether an action was written before the pending message of its id that arrived
@@ -450,7 +479,9 @@ class _Staging:
         if id_state is None or command.on_conflict is OnConflict.REPLACE:
             return None
         pending = id_state.state == PENDING
-        delivered = id_state.state == DELIVERED and self._ended_lately(id_state, command)
+        delivered = id_state.state == DELIVERED and self._ended_lately(
+            id_state, command.entry.timestamp_ms
+        )
         if pending or delivered:
             why = "is pending" if pending else "was delivered within the deduplication window"
             is_ignored = command.on_conflict is OnConflict.IGNORE or self._is_replay_of_same(
@@ -460,9 +491,10 @@ class _Staging:
             return Rejection(reason, f"a message with this id {why}")
         return None
 
-    def _ended_lately(self, id_state: IdState, command: ConditionalSchedule) -> bool:
-        """Return whether a settled message ended within the deduplication window."""
-        window_ms = command.entry.timestamp_ms - self.rules.deduplication_ms
+    def _ended_lately(self, id_state: IdState, first_ms: int) -> bool:
+        """Return whether a settled message ended within the deduplication window of a record with
+        this first timestamp (epoch ms)."""
+        window_ms = first_ms - self.rules.deduplication_ms
         # Without an id state the time of the delivery is not known: the message itself is still
         # kept, so it is not long ago.
         return not 0 < id_state.settled_ms <= window_ms
@@ -478,7 +510,7 @@ class _Staging:
             return None
         failure = id_state.failure
         is_broken = failure is not None and failure.reason == Reason.BAD_VALUE
-        if is_broken or not self._ended_lately(id_state, command):
+        if is_broken or not self._ended_lately(id_state, command.entry.timestamp_ms):
             return None
         (data,) = self.view.get([entry_key(id_state.due_ms, id_state.offset)])
         repetition = None if data is None else repetition_of(unpack_entry(data))

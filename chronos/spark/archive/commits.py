@@ -30,6 +30,9 @@ from chronos.spark.tables import pinned, read_table
 
 log = structlog.get_logger("chronos.archive")
 
+OFFSETS_FILES = 64
+"""Commits after which the files of `offsets` are merged."""
+
 
 FORGET, VACUUM = "forget", "vacuum"
 """Names in `offsets` of the commit by which messages are forgotten, and of the one after which
@@ -140,6 +143,16 @@ class Commits:
         done = self.write(OFFSETS, frame.coalesce(1), run=run, stream=stream, number=number)
         self.sequence += 1
         self.versions = versions | {OFFSETS.name: done.version}
+        if not done.version % OFFSETS_FILES:
+            self._merge_offsets()
+
+    def _merge_offsets(self) -> None:
+        """Merge the files of `offsets`, of which each commit adds one: every run and every audit
+        reads all of them. No row names a version of this table, and its newest one has all rows."""
+        table_at(self._spark, self._storage, OFFSETS.name).optimize().executeCompaction()
+        merged = last_version(self._storage, OFFSETS.name)
+        assert merged is not None
+        self.versions[OFFSETS.name] = merged
 
     def note(self, work: str) -> None:
         """Write a row of `offsets` that names the newest version of every table, after work that is

@@ -29,6 +29,7 @@ from chronos.spark.audit.coverage import coverage, usable
 from chronos.spark.audit.hops import hops
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span, held, refused, with_replays
+from chronos.spark.audit.reach import Kept
 from chronos.spark.codec import DAY_MS, partition_of
 from chronos.spark.delta import table_at
 from chronos.spark.ledger import TOKEN
@@ -157,15 +158,16 @@ def _judged(
         offsets=tables.offsets,
         erased=tables.erased,
     )
-    judged = judge(as_of, coverage(tables.offsets), delay_topic, EVERYTHING).outcomes
-    if ledger.runs(storage):
-        judged = with_replays(judged, ledger.sent_rows(spark, storage))
     stays = f.col("outcome").isin("pending", *WRONG) | f.col("reason").eqNullSafe(
         "open-transaction"
     )
     is_erased = f.col("outcome") == "erased"
     is_final = is_erased | (f.coalesce("settled", f.lit(False)) & ~stays)
-    return judged.withColumn("is_final", is_final).drop("id", "target").localCheckpoint()
+    with Kept() as kept:
+        judged = judge(as_of, coverage(tables.offsets), delay_topic, EVERYTHING, kept).outcomes
+        if ledger.runs(storage):
+            judged = with_replays(judged, ledger.sent_rows(spark, storage))
+        return judged.withColumn("is_final", is_final).drop("id", "target").localCheckpoint()
 
 
 def _records(tables: Tables, judged: DataFrame, ends: _Ends, delay_topic: str) -> DataFrame:

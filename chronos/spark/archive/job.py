@@ -23,12 +23,13 @@ brokers' state, with the port `ArchiveBrokers`, in `runs`."""
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 from uuid import uuid4
 
+import pyarrow.parquet as pq
 import structlog
 from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -38,7 +39,14 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import Record
 from chronos.core.shard.progress import is_foreign, unpack_progress
-from chronos.errors import ArchiveFailed, ArchiveUnusable, LogMismatch
+from chronos.errors import (
+    ArchiveFailed,
+    ArchiveInUse,
+    ArchiveUnusable,
+    ChronosError,
+    LogMismatch,
+    Retry,
+)
 from chronos.spark import schema
 from chronos.spark.archive.commits import Commits, create_tables
 from chronos.spark.archive.unreadable import (
@@ -56,7 +64,7 @@ from chronos.spark.codec import (
     steps_of,
     with_reason,
 )
-from chronos.spark.delta import Commit
+from chronos.spark.delta import Commit, is_empty
 from chronos.spark.runs import (
     ARCHIVE_ID,
     RECREATED,
@@ -74,7 +82,7 @@ from chronos.spark.runs import (
     offset_row,
 )
 from chronos.spark.schema import Table
-from chronos.spark.session import Step, Watch
+from chronos.spark.session import Step, Watch, one_line
 from chronos.spark.storage import ArchiveStorage
 
 
@@ -242,6 +250,18 @@ class TableResult(Struct, kw_only=True):
     gaps: int = 0
 
 
+class RunObserver:
+    """Sees the commits of a run, and may end it early. This one does neither. Threads of the driver
+    call the methods."""
+
+    def committed(self, counts: Sequence[TableResult]) -> None:
+        """A commit was made: what it added, by table. Nothing for the tables that are not named."""
+
+    def is_stopping(self) -> bool:
+        """True from the moment on at which the run is to end after its current commit."""
+        return False
+
+
 Watermarks = dict[str, dict[str, int]]
 """Offsets by topic and partition."""
 
@@ -252,8 +272,10 @@ def archive(
     storage: ArchiveStorage,
     plan: ArchivePlan,
     watch: Watch,
+    observer: RunObserver | None = None,
 ) -> list[TableResult]:
-    """Archive every record up to the current end of the topics.
+    """Archive every record up to the current end of the topics, or up to the commit at which the
+    observer asks to stop.
 
     ArchiveFailed names the topic, partition and offsets that could not be read; ArchiveUnusable
     means that the location cannot hold this archive.
@@ -276,7 +298,13 @@ def archive(
         commits = Commits(spark, storage, claim[ARCHIVE_ID])  # 2
         storage.remove(CHECKPOINTS)
         job = _Job(
-            spark=spark, brokers=brokers, storage=storage, plan=plan, watch=watch, commits=commits
+            spark=spark,
+            brokers=brokers,
+            storage=storage,
+            plan=plan,
+            watch=watch,
+            commits=commits,
+            observer=observer or RunObserver(),
         )
         offsets = commits.read(schema.OFFSETS)
         before = archived_run(offsets)
@@ -285,6 +313,8 @@ def archive(
                 return _run(job, before, _matching(existing, plan, plan.targets))[1]
             named = named_targets(offsets)
             run, results = _run(job, before, _matching(existing, plan, named))
+            if job.observer.is_stopping():
+                return results
             new = named_targets(commits.read(schema.OFFSETS)) - named
             if not _matching(existing, plan, new):
                 return results
@@ -292,6 +322,17 @@ def archive(
             return _added(results, more)
         finally:
             storage.remove(CHECKPOINTS)
+
+
+def passing_error(error: Exception) -> ChronosError | None:
+    """The error of a run as one of Chronos that the next run may not meet; None for any other one,
+    and if Spark's JVM has ended, without which no run can do anything."""
+    if isinstance(error, ChronosError):
+        may_pass = isinstance(error, Retry | ArchiveInUse) and not isinstance(error, JvmEnded)
+        return error if may_pass else None
+    if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
+        return None
+    return one_line(error)
 
 
 class _Job(Struct, frozen=True, kw_only=True):
@@ -303,6 +344,7 @@ class _Job(Struct, frozen=True, kw_only=True):
     plan: ArchivePlan
     watch: Watch
     commits: Commits
+    observer: RunObserver
 
 
 def _run(
@@ -316,11 +358,16 @@ def _run(
         storage, brokers, [(stream.table, stream.topics) for stream in streams], before, deleted
     )
     job.commits.commit(started.rows, {}, run=started.name, stream="begin", number=0)  # 3
+    job.observer.committed(
+        [TableResult(table=stream.table, gaps=_gaps(started, stream)) for stream in streams]
+    )
     results, failures = (
         [],
         [f"{topic} was left out: {why}" for topic, why in started.left_out.items()],
     )
     for stream in streams:  # 4
+        if job.observer.is_stopping():
+            break
         ranges: Ranges = {}
         try:
             if stream.table == schema.MESSAGES.name and plan.delay in started.read:
@@ -342,6 +389,16 @@ def _run(
     if failures:
         raise ArchiveFailed("\n".join(failures))
     return started.run, results
+
+
+def _gaps(started: StartedRun, stream: Stream) -> int:
+    """The gaps in the topics of a stream that are known when the run begins."""
+    return sum(
+        read.gap_reason is not None
+        for topic in stream.topics
+        if topic in started.read
+        for read in started.run.topics[topic].partitions.values()
+    )
 
 
 def _ranges(job: _Job, run: ArchiveRun) -> Ranges:
@@ -493,12 +550,7 @@ class _StreamRun:
         )
         self._archived = 0
         self._committed = -1  # number of the last batch that was committed
-        self._result = TableResult(table=stream.table)
-        self._result.gaps = sum(
-            read.gap_reason is not None
-            for topic in self._begin
-            for read in run.topics[topic].partitions.values()
-        )
+        self._result = TableResult(table=stream.table, gaps=_gaps(started, stream))
 
     def read(self) -> TableResult:
         """Archive the stream up to the end its topics had when the run began."""
@@ -549,15 +601,20 @@ class _StreamRun:
         }
 
     def _write(self, records: DataFrame, number: int) -> None:
-        """Write one micro-batch: 1. its tables, 2. its rows of `offsets`, by which it counts."""
+        """Write one micro-batch: 1. its tables, 2. its rows of `offsets`, by which it counts. A run
+        that is to stop writes no other one."""
+        if self._job.observer.is_stopping():
+            return
         stream, commits = self._stream.table, self._job.commits
         records = self._readable(records, number)
-        written = {
-            table.name: commits.write(
-                table, made(records), run=self._name, stream=stream, number=number
-            )
-            for table, made in self._stream.outputs
-        }  # 1
+        several = len(self._stream.outputs) > 1
+        if several:
+            records.persist()  # else each table would read the topic
+        try:
+            written = self._tables(records, number)  # 1
+        finally:
+            if several:
+                records.unpersist()
         begin, end = self._range(number)
         rows = self._offset_rows(begin, end)
         targets = self._targets(written) if stream == schema.MESSAGES.name else []
@@ -569,9 +626,16 @@ class _StreamRun:
             for part, until in ends.items():
                 read = self._run.topics[topic].partitions[part]
                 read.position, read.leader_epoch = until, self._epochs[topic].get(part)
-        self._result.gaps += sum(row["gap"] for row in rows)
-        self._result.batches += 1
-        self._result.records += written[stream].rows
+        archived = TableResult(
+            table=stream,
+            records=written[stream].rows,
+            batches=1,
+            gaps=sum(row["gap"] for row in rows),
+        )
+        self._result.gaps += archived.gaps
+        self._result.batches += archived.batches
+        self._result.records += archived.records
+        self._job.observer.committed([archived])
         self._archived += sum(
             until - begin[topic].get(part, until)
             for topic, ends in end.items()
@@ -579,14 +643,27 @@ class _StreamRun:
         )
         self._report()
 
+    def _tables(self, records: DataFrame, number: int) -> dict[str, Commit]:
+        """Write the tables of one micro-batch; the commits by table."""
+        written: dict[str, Commit] = {}
+        for table, made in self._stream.outputs:
+            rows = made(records)
+            # A commit takes longer than to look, and most steps have no decision.
+            if table.name == self._stream.table or not is_empty(rows):
+                written[table.name] = self._job.commits.write(
+                    table, rows, run=self._name, stream=self._stream.table, number=number
+                )
+        return written
+
     def _targets(self, written: Mapping[str, Commit]) -> list[str]:
         """The targets that the messages of a batch name, by the files that it added."""
-        name = schema.MESSAGES.name
-        files = [self._job.storage.path(name, path) for path in written[name].files]
-        if not files:
-            return []
-        rows = self._job.spark.read.parquet(*files).where("target is not null")
-        return sorted(row["target"] for row in rows.select("target").distinct().collect())
+        name, column = schema.MESSAGES.name, "target"
+        found: set[str] = set()
+        for path in written[name].files:
+            with self._job.storage.open(f"{name}/{path}") as file:
+                rows = pq.read_table(file, columns=[column], read_dictionary=[column])
+            found.update(rows.column(column).unique().drop_null().to_pylist())
+        return sorted(found)
 
     def _readable(self, records: DataFrame, number: int) -> DataFrame:
         """The records of a micro-batch; without the ranges that cannot be read, if it is near one:

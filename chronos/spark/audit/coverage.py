@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import astuple
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark.codec import partition_of
 from chronos.spark.elections import Loss
-from chronos.spark.runs import UNREADABLE
-from chronos.spark.schema import PROGRESS
+from chronos.spark.runs import UNREADABLE, check_format
+from chronos.spark.schema import MESSAGES, OFFSETS, PROGRESS
+from chronos.spark.storage import ArchiveStorage
+from chronos.spark.tables import pinned, read_table
 
 STEPS_BEFORE_MS = 86_400_000
 """Age in ms, before the window, of the oldest progress records read: a shard may have been idle
@@ -163,6 +165,18 @@ def coverage(offsets: DataFrame) -> ArchiveCoverage:
         delay=of_shards["messages"],
         steps=of_shards["progress"],
     )
+
+
+def archived_until(spark: SparkSession, storage: ArchiveStorage) -> int | None:
+    """The end of the archive: see `ArchiveCoverage.end_ms`; None too if there is no archive.
+    ArchiveUnusable if it lost a version of a table."""
+    if check_format(storage) is None:
+        return None
+    now = pinned(spark, storage)
+    if now is None:
+        return None
+    offsets = read_table(spark, storage, OFFSETS, now.versions)
+    return coverage(offsets.where(f.col("table") == MESSAGES.name)).end_ms
 
 
 def _compacted(reads: DataFrame) -> DataFrame:

@@ -17,7 +17,9 @@ from pyspark.sql import functions as f
 from chronos.core.message import FORWARDED, SPREAD, Reason
 from chronos.spark.audit.coverage import Coverage
 from chronos.spark.audit.outcomes import Span, forwarded, refused
+from chronos.spark.audit.reach import AROUND_MS, around
 from chronos.spark.codec import header_text, source_parts
+from chronos.spark.delta import is_empty
 from chronos.spark.schema import MESSAGES
 
 NOT_LISTED = "hop-not-listed"
@@ -31,10 +33,6 @@ TRANSACTION_MS = 15 * 60_000
 """How long after a hop its step may be committed: Kafka's default of
 `transaction.max.timeout.ms`."""
 
-AROUND_MS = 3_600_000
-"""How far from each other a record and its hop may be filed: both have the same due time, but an
-action has its timestamp."""
-
 
 def with_hops(
     outcomes: DataFrame,
@@ -46,17 +44,14 @@ def with_hops(
     steps: Mapping[int, Coverage],
 ) -> DataFrame:
     """`outcomes` -> the same, in which a hop that is not listed counts as duplicated, and a lost
-    one as missing.
+    one as missing. `decisions`: at least those since the records around the window.
 
     `delay` and `steps`: the coverage of the partitions of the delay and the progress topic, by
     shard."""
-    around = Span(from_ms=span.from_ms - AROUND_MS, to_ms=span.to_ms + AROUND_MS)
-    found = hops(messages, delay_topic, around)
+    found = hops(messages, delay_topic, around(span))
     # Most archives have neither, and the joins below would read the headers twice more.
-    if (
-        found.select("shard")
-        .unionByName(decisions.where(_is_forwarded()).select("shard"))
-        .isEmpty()
+    if is_empty(
+        found.select("shard").unionByName(decisions.where(_is_forwarded()).select("shard"))
     ):
         return outcomes
     refusals = refused(decisions)

@@ -9,11 +9,10 @@ unknown where the archive cannot tell, as after a gap or in a target that it doe
 from collections.abc import Mapping
 from functools import reduce
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.storagelevel import StorageLevel
 
 from chronos.core.timefmt import format_time
 from chronos.errors import ArchiveFailed
@@ -36,14 +35,17 @@ from chronos.spark.audit.outcomes import (
     outcomes,
     promised_deliveries,
     received,
-    scheduled,
     stepped_over,
+    with_accepted_ms,
     with_erased,
     with_replays,
 )
+from chronos.spark.audit.reach import Kept, decided_since, reach
 from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.backfill.selection import has_headers, requested
+from chronos.spark.delta import is_empty
 from chronos.spark.request import BackfillRequest
+from chronos.spark.runs import UNREADABLE
 from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
@@ -149,6 +151,8 @@ class Judgement(Struct, frozen=True, kw_only=True):
     """The outcomes, not yet computed, and how far they could be judged."""
 
     outcomes: DataFrame
+    are_filed_here: bool
+    """True if the records of all of them are filed in the window."""
     shards: list[ShardCoverage]
     targets: list[TargetCoverage]
 
@@ -210,13 +214,18 @@ def default_span(
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
-def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span) -> Judgement:
+def judge(
+    tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span, kept: Kept
+) -> Judgement:
     """The outcomes of the promised deliveries due in the window. `covered`: by the same tables.
+    `kept` has what they are computed from until the caller releases it.
 
     ArchiveFailed if a row is outside the partition of its time."""
     spark = tables.offsets.sparkSession
     _check_partitions(tables, span)
     targets, delay, steps = covered.targets, covered.delay, covered.steps
+    messages = with_accepted_ms(tables.messages)
+    reached = reach(messages, tables.decisions, span, kept)
     progress = usable(tables.progress, tables.offsets)
     found, last = collect_evidence(
         targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms
@@ -226,28 +235,17 @@ def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
         "shard int, last_offset long, last_due_ms long",
     )
-    promised = promised_deliveries(tables.messages, tables.decisions, progress, span)
-    promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
-    earliest = (
-        scheduled(tables.messages, span).agg(f.min("requested_due_ms").alias("from_ms")).first()
-    )
-    from_ms = (
-        span.from_ms
-        if earliest is None or earliest["from_ms"] is None
-        else min(span.from_ms, earliest["from_ms"])
-    )
-    delivered = received(tables.deliveries, delay_topic, Span(from_ms=from_ms, to_ms=span.to_ms))
-    judged = with_hops(
-        outcomes(promised, delivered, evidence, last_table),
-        tables.messages,
-        tables.decisions,
-        delay_topic,
-        span,
-        delay,
-        steps,
-    )
+    promised = promised_deliveries(messages, tables.decisions, progress, span, reached, kept)
+    if not is_empty(tables.offsets.where(f.col("gap_reason") == UNREADABLE)):
+        promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
+    wanted = Span(from_ms=min(span.from_ms, reached.requested_ms), to_ms=span.to_ms)
+    delivered = received(tables.deliveries, delay_topic, wanted)
+    judged = outcomes(promised, delivered, evidence, last_table)
+    decisions = tables.decisions.where(decided_since(reached.since_ms))
+    judged = with_hops(judged, tables.messages, decisions, delay_topic, span, delay, steps)
     return Judgement(
         outcomes=judged if tables.erased is None else with_erased(judged, tables.erased, span),
+        are_filed_here=reached.moved is None and reached.carried is None,
         shards=[
             ShardCoverage(
                 shard=shard,
@@ -292,10 +290,11 @@ def _check_partitions(tables: Tables, span: Span) -> None:
             rows.where(span.outside(table)).select(f.lit(table.name).alias("table")).limit(1)
             for table, rows in read
         ),
-    ).first()
-    if outside is not None:
+    )
+    found = outside.agg(f.first("table").alias("table")).first()
+    if found is not None and found["table"] is not None:
         raise ArchiveFailed(
-            f"a row of table {outside['table']} is in another partition than that of its time: "
+            f"a row of table {found['table']} is in another partition than that of its time: "
             "another program wrote it. Archive to another location"
         )
 
@@ -319,22 +318,27 @@ def audit(
     """
     tables, cluster, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    covered = coverage(tables.offsets)
-    archived_ms = archive_end(covered, storage.uri, needs_window=from_ms is None and to_ms is None)
-    span = default_span(archived_ms, from_ms, to_ms, now_ms)
-    judged = judge(tables, covered, delay_topic, span)
-    rows = judged.outcomes
-    if ledger.runs(storage):
-        rows = with_replays(rows, ledger.sent_rows(spark, storage))
-    if details is not None:
-        watch(Step(name=f"writing the details to {details}"))
-        rows = _written(spark, rows.drop(*INNER), details)
-    watch(Step(name="joining promised deliveries with the targets"))
-    cells = summary.cube(rows, span).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with Kept() as kept:
+        tables = _with_reads_kept(tables, kept)
+        covered = coverage(tables.offsets)
+        needs_window = from_ms is None and to_ms is None
+        archived_ms = archive_end(covered, storage.uri, needs_window=needs_window)
+        span = default_span(archived_ms, from_ms, to_ms, now_ms)
+        judged = judge(tables, covered, delay_topic, span, kept)
+        rows = judged.outcomes
+        if ledger.runs(storage):
+            rows = with_replays(rows, ledger.sent_rows(spark, storage))
+        if details is not None:
+            watch(Step(name=f"writing the details to {details}"))
+            rows = _written(spark, rows.drop(*INNER), details)
+        watch(Step(name="joining promised deliveries with the targets"))
+        cells = kept.keep(summary.cube(rows, span))
         return _summary(cells, judged, span, cluster, archived_ms, details, tables.versions)
-    finally:
-        cells.unpersist()
+
+
+def _with_reads_kept(tables: Tables, kept: Kept) -> Tables:
+    """The tables, with what an audit needs of `offsets` in memory."""
+    return structs.replace(tables, offsets=kept.keep(tables.offsets.drop("targets", "versions")))
 
 
 def check_details(details: str) -> None:
@@ -391,7 +395,8 @@ def _summary(
 
 
 FIND_DAYS = 30
-"""The default window of `find` ends where the archive does, and begins so many days before."""
+"""The default window of `find` without ids ends where the archive does, and begins so many days
+before."""
 
 
 class FoundDelivery(Struct, frozen=True, kw_only=True):
@@ -416,7 +421,8 @@ class FoundDelivery(Struct, frozen=True, kw_only=True):
 class FoundDeliveries(Struct, frozen=True, kw_only=True):
     """The deliveries that were found, the earliest due first."""
 
-    span: Span
+    span: Span | None
+    """The window of due times that was searched; None: the whole archive."""
     deliveries: list[FoundDelivery]
     has_more: bool
 
@@ -432,30 +438,41 @@ def find(
     watch: Watch = ignore,
 ) -> FoundDeliveries:
     """Find the deliveries of the request's window, targets, ids and headers, at most `limit` of
-    them.
+    them. Ids without a window are looked for in the whole archive.
 
     ArchiveFailed if there is no archive; EmptyWindow.
     """
     tables, _, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    covered = coverage(tables.offsets)
-    archived_ms = archive_end(
-        covered, storage.uri, needs_window=request.from_ms is None and request.to_ms is None
-    )
-    span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
-    rows = judge(tables, covered, delay_topic, span).outcomes
-    if ledger.runs(storage):
-        rows = with_replays(rows, ledger.sent_rows(spark, storage))
-    rows = requested(rows, request).where(_begins_with(id_prefix))
-    if request.headers:
-        records = tables.messages.where(has_headers(request)).select(
-            "shard", f.col("offset").alias("source_offset")
-        )
-        rows = rows.join(records, ["shard", "source_offset"], "left_semi")
-    watch(Step(name="looking for the messages"))
-    found = (
-        rows.orderBy("due_ms", "shard", "source_offset", "occurrence").limit(limit + 1).collect()
-    )
+    with Kept() as kept:
+        tables = _with_reads_kept(tables, kept)
+        covered = coverage(tables.offsets)
+        has_window = request.from_ms is not None or request.to_ms is not None
+        archived_ms = archive_end(covered, storage.uri, needs_window=not has_window)
+        is_everywhere = not has_window and bool(request.ids or id_prefix)
+        if is_everywhere:
+            watch(Step(name="looking for the ids"))
+            named = requested(tables.messages, request).where(_begins_with(id_prefix))
+            of_ids = _span_of(due_times(with_accepted_ms(named), tables.decisions))
+            if of_ids is None:
+                return FoundDeliveries(span=None, deliveries=[], has_more=False)
+            span = of_ids
+        else:
+            span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
+        judged = judge(tables, covered, delay_topic, span, kept)
+        rows = judged.outcomes
+        if ledger.runs(storage):
+            rows = with_replays(rows, ledger.sent_rows(spark, storage))
+        rows = requested(rows, request).where(_begins_with(id_prefix))
+        if request.headers:
+            filed = span.within(MESSAGES) if judged.are_filed_here else f.lit(True)
+            records = tables.messages.where(filed & has_headers(request)).select(
+                "shard", f.col("offset").alias("source_offset")
+            )
+            rows = rows.join(records, ["shard", "source_offset"], "left_semi")
+        watch(Step(name="looking for the messages"))
+        in_order = rows.orderBy("due_ms", "shard", "source_offset", "occurrence")
+        found = in_order.limit(limit + 1).collect()
     deliveries = [
         FoundDelivery(
             id=None if row["id"] is None else bytes(row["id"]),
@@ -472,7 +489,34 @@ def find(
         )
         for row in found[:limit]
     ]
-    return FoundDeliveries(span=span, deliveries=deliveries, has_more=len(found) > limit)
+    return FoundDeliveries(
+        span=None if is_everywhere else span, deliveries=deliveries, has_more=len(found) > limit
+    )
+
+
+def due_times(messages: DataFrame, decisions: DataFrame) -> DataFrame:
+    """Records of some ids, with `accepted_ms`, and table `decisions` -> `shard`, `id` and each time
+    `at` at which a delivery that they promise was ever due.
+
+    Besides ids and times it reads of the decisions only what they are about and when it was due
+    next."""
+    records = messages.where(~f.col("verb").isin("cancel", "settled", "probe")).select(
+        "shard", "id", "offset", f.coalesce("due_ms", "accepted_ms").alias("at")
+    )
+    moved = decisions.where(f.col("next_due_ms").isNotNull()).select(
+        "shard", f.col("source_offset").alias("offset"), f.col("next_due_ms").alias("at")
+    )
+    moved = records.drop("at").join(moved, ["shard", "offset"])
+    return records.unionByName(moved).select("shard", "id", "at")
+
+
+def _span_of(times: DataFrame) -> Span | None:
+    """The window of all these times; None: there are none."""
+    found = times.agg(f.min("at").alias("first"), f.max("at").alias("last")).first()
+    assert found is not None
+    if found["first"] is None:
+        return None
+    return Span(from_ms=found["first"], to_ms=found["last"] + 1)
 
 
 def _begins_with(id_prefix: str) -> Column:

@@ -44,13 +44,17 @@ from chronos.spark.audit.coverage import is_settled, recent
 from chronos.spark.audit.events import (
     events,
     follow_all,
-    takes_over,
 )
-from chronos.spark.audit.timeline import (
-    AGAIN,
-    DEAD_LETTER,
-    EXPIRED,
-    SKIPPED,
+from chronos.spark.audit.reach import (
+    NARROW,
+    NONE_MS,
+    AuditReach,
+    Kept,
+    decided_since,
+    is_carried,
+    is_message,
+    may_act,
+    sent_since,
 )
 from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON, partition_of
 from chronos.spark.ledger import TOKEN
@@ -154,26 +158,20 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     )
 
 
-def _executed(messages: DataFrame, refusals: DataFrame, progress: DataFrame) -> DataFrame:
+def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame) -> DataFrame:
     """Those of the records that were executed: pulled, and not refused."""
     return (
-        messages.join(_pulled(progress), "shard")
+        records.join(pulled, "shard")
         .where("offset < pulled")
         .drop("pulled")
         .join(refusals, ["shard", "offset"], "left_anti")
     )
 
 
-def _may_act() -> Column:
-    """True for a record that is about a message that may exist already."""
-    acting = f.col("verb").isin("cancel", "reschedule", "fire-now", "replace")
-    return acting | ((f.col("verb") == "schedule") & takes_over())
-
-
 def _pulled(progress: DataFrame) -> DataFrame:
     """`shard`, `pulled`: the offset below which delay records were executed; records beyond it have
     no effect yet."""
-    return f.broadcast(progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled")))
+    return progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled"))
 
 
 def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> DataFrame:
@@ -184,9 +182,7 @@ def relevant_decisions(decisions: DataFrame, span: Span, moved: DataFrame) -> Da
     those that new zone data moved into the window. A retry or deferral may be why the action found
     them pending, even one before the window: an earlier action may have moved the message out of
     the window; and only the decisions before say which occurrence was moved."""
-    carried_there = f.col("outcome").isin(
-        AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN
-    ) & span.holds("next_due_ms")
+    carried_there = is_carried(span)
     since = f.col("decided_ms") >= span.from_ms - CLOCK_TOLERANCE_MS
     # An occurrence may have moved out of the window before it began.
     moves = f.col("outcome") == PLANNED_AGAIN
@@ -204,92 +200,200 @@ def _is_about_message() -> Column:
     return ~f.col("outcome").isin("refused", WRITTEN_ON)
 
 
+class _Related(Struct, frozen=True, kw_only=True):
+    """The records besides the messages due in the window that decide about them, or are moved into
+    it; whether they were executed is not known."""
+
+    acting: DataFrame
+    """The actions on the ids of all these messages, and messages that may take over."""
+    acted: DataFrame
+    """The messages due in the window with such an id."""
+    others: DataFrame | None
+    """Messages due outside the window, with `is_moved`: moved into it by an action, or carried by a
+    decision."""
+    registered: DataFrame | None
+    """The messages of ids that an upsert names, with all columns, whenever they are due: it may
+    keep the time of the pending one. None: there is no upsert."""
+    has_actions: bool
+    has_fired: bool
+    """True if there is a `fire-now`."""
+    since_ms: int
+    """No record of these that may have been refused was sent before."""
+    oldest_ms: int
+    """No record of these was sent before."""
+
+
+def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -> _Related:
+    columns = (*NARROW, "timestamp_ms")
+    records = messages.select(*columns)
+    moved_ms = carried_ms = NONE_MS
+    history = _history(records, reached)
+    if history is not None:
+        history = kept.keep(history)
+        sent_ms = f.col("timestamp_ms")
+        first = history.agg(
+            f.min(f.when(f.col("is_moved") | f.col("is_planned"), sent_ms)).alias("moved_ms"),
+            f.min(f.when(f.col("is_carried"), sent_ms)).alias("carried_ms"),
+        ).first()
+        assert first is not None
+        moved_ms = _or_none(first["moved_ms"])
+        carried_ms = _or_none(first["carried_ms"])
+    acts = sent_since(records, min(reached.since_ms, carried_ms)).where(may_act())
+    acts = kept.keep(acts)
+    ids = acts.select("shard", "id").distinct()
+    acted = scheduled(messages, span).select(*NARROW).join(ids, ["shard", "id"], "left_semi")
+    acted = kept.keep(acted)
+    wanted = acted.select("shard", "id")
+    if history is not None:
+        wanted = wanted.unionByName(history.where("is_carried").select("shard", "id"))
+    acting = acts.join(wanted.distinct(), ["shard", "id"], "left_semi")
+    if history is not None:
+        of_moved = history.where(f.col("is_moved") & may_act()).select(*columns)
+        acting = acting.unionByName(of_moved).dropDuplicates(["shard", "offset"])
+    acting = kept.keep(acting)
+    counts = acting.agg(
+        f.count("*").alias("actions"),
+        f.count_if(f.col("on_conflict") == "upsert").alias("upserts"),
+        f.count_if(f.col("verb") == "fire-now").alias("fired"),
+        f.min("timestamp_ms").alias("first_ms"),
+    ).first()
+    assert counts is not None
+    since_ms, registered = min(_or_none(counts["first_ms"]), moved_ms), None
+    if counts["upserts"]:
+        named = acting.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
+        found = messages.where(is_message()).join(f.broadcast(named), ["shard", "id"], "left_semi")
+        registered = kept.keep(found)
+        first = registered.agg(f.min("timestamp_ms").alias("first_ms")).first()
+        assert first is not None
+        since_ms = min(since_ms, _or_none(first["first_ms"]))
+    return _Related(
+        acting=acting.select(*NARROW),
+        acted=acted,
+        others=None
+        if history is None
+        else history.where(is_message() & ~span.holds("due_ms")).select(*NARROW, "is_moved"),
+        registered=registered,
+        has_actions=bool(counts["actions"]),
+        has_fired=bool(counts["fired"]),
+        since_ms=since_ms,
+        oldest_ms=min(since_ms, carried_ms),
+    )
+
+
+def _history(records: DataFrame, reached: AuditReach) -> DataFrame | None:
+    """The records of the whole archive with an id that moves into the window (`is_moved`), and the
+    messages that are carried into it (`is_carried`); None if there are neither."""
+    if reached.moved is None and reached.carried is None:
+        return None
+    found = records.where(is_message() | may_act())
+    none = f.lit(False)
+    if reached.moved is None:
+        found = found.withColumn("is_moved", none)
+    else:
+        moved = reached.moved.withColumn("is_moved", f.lit(True))
+        found = found.join(moved, ["shard", "id"], "left")
+    if reached.carried is None:
+        found = found.withColumns({"is_carried": none, "is_planned": none})
+    else:
+        carried = reached.carried.withColumn("is_carried", f.lit(True))
+        found = found.join(carried, ["shard", "offset"], "left")
+    return found.fillna(False, ["is_moved", "is_carried", "is_planned"]).where(
+        "is_moved OR is_carried"
+    )
+
+
+def _or_none(ms: int | None) -> int:
+    return NONE_MS if ms is None else ms
+
+
 def promised_deliveries(
-    messages: DataFrame, decisions: DataFrame, progress: DataFrame, span: Span
+    messages: DataFrame,
+    decisions: DataFrame,
+    progress: DataFrame,
+    span: Span,
+    reached: AuditReach,
+    kept: Kept,
 ) -> DataFrame:
-    """Tables of the archive -> `PROMISED` due within the window. `progress` is limited to the
-    usable records."""
-    messages, refusals = with_accepted_ms(messages), refused(decisions)
+    """Tables of the archive -> `PROMISED` due within the window. `messages` has `accepted_ms`;
+    `progress` is limited to the usable records."""
+    related = _related(messages, span, reached, kept)
+    since_ms = min(reached.since_ms, related.since_ms)
+    decisions = decisions.where(decided_since(since_ms) | is_carried(span))
+    refusals = refused(decisions)
     # A forwarded record promises nothing where it came to: it is judged in its own shard.
     is_own = f.coalesce(f.col("refused_for") != Reason.FORWARDED.label, f.lit(True))
     here = (
         scheduled(messages, span)
-        .select(*_NARROW)
+        .select(*NARROW)
         .join(refusals, ["shard", "offset"], "left")
         .where(is_own)
     )
     unreadable = _unreadable(messages, refusals, span)
-    acts = messages.where(_may_act()).select("shard")
-    if acts.unionByName(decisions.where(_is_about_message()).select("shard")).isEmpty():
+    none = related.acting.where(f.lit(False))
+    others = none if related.others is None else related.others
+    moved = none if related.others is None else others.where("is_moved").drop("is_moved")
+    registered = none
+    if related.registered is not None:
+        registered = related.registered.where(~span.holds("due_ms")).select(*NARROW)
+    all_decided = _all([moved, registered, related.acted])
+    decided = kept.keep(relevant_decisions(decisions, span, all_decided))
+    counts = decided.agg(
+        f.count("*").alias("decisions"), f.min("decided_ms").alias("first_ms")
+    ).first()
+    assert counts is not None
+    if not (counts["decisions"] or related.has_actions or related.others is not None):
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    executed = _executed(messages, refusals, steps)
-    acting = executed.where(_may_act())
-    moved = _moved_here(executed, acting, span)
-    acted_ids = acting.select("shard", "id").distinct().withColumn("has_action", f.lit(True))
-    acted_here = here.select(*_NARROW).join(acted_ids, ["shard", "id"], "left_semi")
-    has_upserts = not messages.where(f.col("on_conflict") == "upsert").isEmpty()
-    registered = _registered(executed, acting) if has_upserts else None
-    if registered is not None:
-        moved = moved.unionByName(registered.select(*_NARROW))
-    decided = relevant_decisions(decisions, span, moved.unionByName(acted_here))
+    pulled = kept.keep(_pulled(steps))
+    found = _all([related.acting, others.select(*NARROW), registered])
+    ordered = kept.keep(
+        _executed(found.dropDuplicates(["shard", "offset"]), refusals, f.broadcast(pulled))
+    )
+    upserted = ordered.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
+    acted_ids = ordered.where(may_act()).select("shard", "id").distinct()
     decided_offsets = (
         decided.where(f.col("outcome") != LEFT_LANE)
         .select("shard", f.col("source_offset").alias("offset"))
         .distinct()
     )
     marked = (
-        here.join(acted_ids, ["shard", "id"], "left")
+        here.join(acted_ids.withColumn("has_action", f.lit(True)), ["shard", "id"], "left")
         .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
-        .join(_pulled(steps), "shard", "left")
+        .join(f.broadcast(pulled), "shard", "left")
     )
     is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
-    ordered = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*_NARROW)
-    carried = _carried_here(executed, decided, span)
-    ordered = _all([ordered, acting.select(*_NARROW), moved, carried]).dropDuplicates(
-        ["shard", "offset"]
-    )
-    ordered = ordered.join(_untimed(messages, acting), ["shard", "offset"], "left")
-    if registered is not None:
-        ordered = ordered.join(_compared(registered), ["shard", "offset"], "left").withColumn(
+    own = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*NARROW)
+    ordered = own.unionByName(ordered).dropDuplicates(["shard", "offset"])
+    sent = sent_since(messages, min(since_ms, related.oldest_ms))
+    ordered = _described(ordered, sent, has_fired=related.has_fired)
+    if related.registered is not None:
+        accepted = _executed(related.registered, refusals, f.broadcast(pulled))
+        compared = _compared(accepted.join(f.broadcast(upserted), ["shard", "id"], "left_semi"))
+        ordered = ordered.join(compared, ["shard", "offset"], "left").withColumn(
             "occurrence", f.coalesce("occurrence", "first_occurrence")
         )
         # The predecessor of an upsert may have ended before the window, which only an old cursor
         # shows.
         steps = progress
-    in_order = events(ordered, decided, progress, steps)
+    known_steps = recent(progress, min(span.from_ms, _or_none(counts["first_ms"])))
+    in_order = events(ordered, decided, known_steps, steps)
     followed = follow_all(in_order).where(span.holds("window_ms"))
     return _all([_plain_deliveries(plain), followed, unreadable])
-
-
-_NARROW = (
-    "shard",
-    "offset",
-    "accepted_ms",
-    "verb",
-    "id",
-    "target",
-    "requested_due_ms",
-    "due_ms",
-    "on_conflict",
-)
 
 
 def _all(frames: list[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _moved_here(executed: DataFrame, acting: DataFrame, span: Span) -> DataFrame:
-    """Messages first due outside the window that an action on their id moved into it."""
-    moves = f.col("verb").isin("reschedule", "fire-now")
-    when = f.coalesce(f.when(f.col("verb") == "fire-now", f.col("accepted_ms")), f.col("due_ms"))
-    # A forwarded action may be older than its message by this much, and then has the time of the
-    # message.
-    is_here = (when >= span.from_ms - CLOCK_TOLERANCE_MS) & (when < span.to_ms)
-    by_id = acting.where(moves & is_here).select("shard", "id").distinct()
-    return _due_outside(executed, span).join(by_id, ["shard", "id"], "left_semi")
+def _described(ordered: DataFrame, messages: DataFrame, *, has_fired: bool) -> DataFrame:
+    """Records in the order of the logs -> the same with `occurrence`, 0 for a series without a
+    first time."""
+    if not has_fired:
+        return ordered.withColumn("occurrence", f.lit(None).cast("int"))
+    untimed = _untimed(messages, ordered.where(may_act()))
+    return ordered.join(untimed, ["shard", "offset"], "left")
 
 
 def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
@@ -310,14 +414,6 @@ def _untimed(messages: DataFrame, acting: DataFrame) -> DataFrame:
 
 
 _FOLDED = "replace(lower(header.name), '_', '-')"
-
-
-def _registered(executed: DataFrame, acting: DataFrame) -> DataFrame:
-    """The messages of ids that an upsert names, whenever they are due: it may keep the time of the
-    pending one."""
-    named = acting.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
-    found = executed.where(f.col("verb").isin("schedule", "replace"))
-    return found.join(f.broadcast(named), ["shard", "id"], "left_semi")
 
 
 def _compared(registered: DataFrame) -> DataFrame:
@@ -374,21 +470,6 @@ def _compare_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
             ],
             names=[name for name, _ in _COMPARED_TYPES],
         )
-
-
-def _carried_here(executed: DataFrame, decided: DataFrame, span: Span) -> DataFrame:
-    """Messages first due outside the window that a decision about their series moved into it."""
-    carried = decided.where(
-        f.col("outcome").isin(AGAIN, SKIPPED, EXPIRED, DEAD_LETTER, PLANNED_AGAIN)
-        & span.holds("next_due_ms")
-    )
-    by_offset = carried.select("shard", f.col("source_offset").alias("offset")).distinct()
-    return _due_outside(executed, span).join(by_offset, ["shard", "offset"], "left_semi")
-
-
-def _due_outside(executed: DataFrame, span: Span) -> DataFrame:
-    is_message = f.col("verb").isin("schedule", "replace")
-    return executed.where(is_message & ~span.holds("due_ms")).select(*_NARROW)
 
 
 def _plain_deliveries(marked: DataFrame) -> DataFrame:
@@ -454,6 +535,7 @@ def stepped_over(decisions: DataFrame, offsets: DataFrame, span: Span) -> DataFr
     found = decisions.where(
         span.within(DECISIONS) & (f.col("outcome") == "refused") & span.holds("decided_ms")
     ).alias("made")
+    decisions = decisions.where(decided_since(span.from_ms))
     ranges = f.broadcast(offsets.where(f.col("gap_reason") == UNREADABLE)).alias("gap")
     is_in = f.expr(
         "made.shard = gap.partition AND made.source_offset >= gap.from_offset AND "

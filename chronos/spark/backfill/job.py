@@ -36,6 +36,7 @@ from chronos.spark.archive.job import check_cluster_id
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
+from chronos.spark.audit.reach import Kept
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.pace import READ_MS, Pace, ahead_ms
 from chronos.spark.backfill.sending import (
@@ -84,8 +85,10 @@ def counted(report: BackfillReport, cells: Iterable[Row]) -> BackfillReport:
     out of it by reason."""
     requested = [cell for cell in cells if cell["is_requested"]]
     planned = [cell for cell in requested if cell["left_out"] is None]
+    sent = [cell for cell in planned if cell["outcome"] != ledger.SETTLED]
     left_out = _by("left_out", requested)
-    targets = sorted(_by("target", planned).items(), key=lambda each: (-each[1], each[0]))
+    outcomes = _by("outcome", planned)
+    targets = sorted(_by("target", sent).items(), key=lambda each: (-each[1], each[0]))
     return structs.replace(
         report,
         messages=sum(cell["messages"] for cell in planned),
@@ -94,10 +97,13 @@ def counted(report: BackfillReport, cells: Iterable[Row]) -> BackfillReport:
         too_large=left_out["too-large"],
         no_target=left_out["no-target"],
         compacted=left_out["compacted"],
-        first_due_ms=min((cell["first"] for cell in planned), default=None),
-        last_due_ms=max((cell["last"] for cell in planned), default=None),
-        outcomes=dict(_by("outcome", planned)),
+        first_due_ms=min((cell["first"] for cell in sent), default=None),
+        last_due_ms=max((cell["last"] for cell in sent), default=None),
+        outcomes=dict(outcomes),
         targets=dict(targets[:TARGETS_MAX]),
+        settled=outcomes[ledger.SETTLED],
+        unknown=_by("outcome", requested)["unknown"] if report.request.is_restore else 0,
+        unknown_left_out=left_out["unknown"],
     )
 
 
@@ -152,8 +158,10 @@ class Backfill:
         *,
         delay_topic: str | None = None,
         other_cluster: bool = False,
+        not_created: Any = None,
     ) -> None:
-        """`delay_topic`: the one to send to, if not that which was archived. ArchiveUnusable if
+        """`delay_topic`: the one to send to, if not that which was archived. `not_created`: the
+        `TopicInfo` that it will have, for a plan before it is there. ArchiveUnusable if
         the brokers are of another Kafka cluster than the archive, unless `other_cluster` accepts
         it."""
         self._spark = context.spark
@@ -164,6 +172,7 @@ class Backfill:
         self._watch = context.watch
         self._tables, self.cluster, self.topic = open_tables(context.spark, storage)
         self.to = delay_topic or self.topic
+        self._not_created = not_created
         claim = check_format(storage) or {}
         kafka_id = self._brokers.cluster_id()
         check_cluster_id(storage.uri, claim, kafka_id, any_cluster=other_cluster)
@@ -198,8 +207,11 @@ class Backfill:
         archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
-        judgement = judge(self._tables, covered, self.topic, span)
-        deliveries, numbers, judged = self._deliveries(request, span, name, judgement.outcomes)
+        with Kept() as kept:
+            judgement = judge(self._tables, covered, self.topic, span, kept)
+            deliveries, numbers, judged = self._deliveries(
+                request, span, name, judgement.outcomes, archived_ms
+            )
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))
         report = BackfillReport(
@@ -223,6 +235,12 @@ class Backfill:
             gone=self._gone(deliveries, sorted(targets), span) if request.mode == "gone" else [],
         )
         report = self._write_plan(report, deliveries, targets, span)
+        if request.is_restore:
+            waiting = {row["target"] for row in _waiting(deliveries).collect()}
+            unarchived = sorted(waiting - covered.targets.keys())[:TARGETS_MAX]
+            report = structs.replace(report, unarchived_targets=unarchived)
+        for working in ("_units", "_selected"):
+            self._storage.remove(f"{ledger.run_folder(name)}/{working}")
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
@@ -232,7 +250,12 @@ class Backfill:
         return default_span(archived_ms, request.from_ms, request.to_ms)
 
     def _deliveries(
-        self, request: BackfillRequest, span: Span, name: str, outcomes: DataFrame
+        self,
+        request: BackfillRequest,
+        span: Span,
+        name: str,
+        outcomes: DataFrame,
+        archived_ms: int,
     ) -> tuple[DataFrame, dict[tuple[str, bool], int], dict[str, int]]:
         """The deliveries to replay, their number by target and whether they were sent before, and
         all messages by outcome.
@@ -244,9 +267,12 @@ class Backfill:
             f.count(f.when(f.col("outcome") == outcome, 1)).alias(outcome) for outcome in OUTCOMES
         ]
         outcomes = selection.requested(outcomes, request).observe(counted, *counts)
-        deliveries = selection.selected(
-            outcomes, request, self._log_starts() if request.mode == "pending" else {}
-        )
+        if request.is_restore:
+            deliveries = selection.restored(outcomes, request, archived_ms)
+        else:
+            deliveries = selection.selected(
+                outcomes, request, self._log_starts() if request.mode == "pending" else {}
+            )
         selected = self._storage.path(ledger.run_folder(name), "_selected")
         if request.mode == "dead-letters":
             deliveries = self._without_resolved(deliveries, span)
@@ -331,7 +357,9 @@ class Backfill:
 
     def _changed_targets(self, request: BackfillRequest, judgement: Judgement) -> dict[str, str]:
         """The requested targets that no longer hold what was archived from them, and why, as in the
-        table `offsets`."""
+        table `offsets`; none of a restore, whose targets may be other ones."""
+        if request.is_restore:
+            return {}
         wanted = request.targets or ["*"]
         seen = {
             each.target: each.gap_reason
@@ -421,8 +449,6 @@ class Backfill:
             .write.mode("overwrite")
             .parquet(self._storage.path(ledger.run_folder(report.run), "_plan"))
         )
-        for working in ("_units", "_selected"):
-            self._storage.remove(f"{ledger.run_folder(report.run)}/{working}")
         report = counted(report, cells)
         found = self._topics_of(report.request, sorted(report.targets))
         absent = absent or _absent(report.request, found)
@@ -478,7 +504,7 @@ class Backfill:
 
     def _delay_topic(self) -> Any:
         """`TopicInfo` of the delay topic to send to; LogUnavailable if it does not exist."""
-        info = self._to_brokers.describe([self.to])[self.to]
+        info = self._to_brokers.describe([self.to])[self.to] or self._not_created
         if info is None:
             raise LogUnavailable(f"the brokers have no {self.to}: is this the right cluster?")
         return info
@@ -740,6 +766,11 @@ class Backfill:
         ledger.save_run(self._storage, run)
         ledger.remove_working_files(self._storage, run.run)
         return report
+
+
+def _waiting(deliveries: DataFrame) -> DataFrame:
+    """`DELIVERY` of a restore -> the targets of its messages."""
+    return deliveries.where(f.col("outcome") != ledger.SETTLED).select("target").distinct()
 
 
 def _now_ms() -> int:

@@ -10,6 +10,7 @@ from fnmatch import translate
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.core.message import (
     DUE_AT,
     ID,
@@ -30,6 +31,7 @@ from chronos.spark.ledger import (
     REPLAY_OF,
     REPLAY_POSITION,
     SERIES,
+    SETTLED,
     TOKEN,
 )
 from chronos.spark.request import BackfillRequest
@@ -68,6 +70,37 @@ def selected(
     forwarded, and whose records are no longer in the delay topic: `lost_below` is the offset each
     shard's log begins at now. Records still in it Chronos reads itself."""
     return requested(outcomes, request).where(_outcome(request, lost_below)).select(*DELIVERY)
+
+
+def restored(outcomes: DataFrame, request: BackfillRequest, archived_ms: int) -> DataFrame:
+    """`outcomes` -> `DELIVERY` of a restore, from an archive that ends at `archived_ms`.
+
+    With the outcome `pending`, what was not settled at the archive's end; with `unknown`, what was
+    due by the loss, so that it may have been delivered after that end; with SETTLED, ids delivered
+    within the deduplication window, each once."""
+    assert request.lost_ms is not None, "only a restore is selected so"
+    outcome, reason = f.col("outcome"), f.col("reason")
+    may_be_delivered = f.lit(request.lost_ms > archived_ms) & (
+        f.col("due_ms") <= request.lost_ms + CLOCK_TOLERANCE_MS
+    )
+    waits = (outcome == "pending") & reason.isin("not-settled", Reason.HELD.label)
+    pending = outcomes.where(waits).withColumn(
+        "outcome", f.when(may_be_delivered, "unknown").otherwise("pending")
+    )
+    # The shard took these as delivered, whether the target is known to hold them or not.
+    ended = outcome.isin(*ALL) | ((outcome == "pending") & (reason == "target-not-read-so-far"))
+    ended_ms = f.coalesce("delivered_ms", f.greatest("due_ms", "accepted_ms"))
+    since_ms = request.lost_ms - request.deduplication_ms
+    last = f.max_by(f.struct(*DELIVERY), f.struct("ended_ms", *TOKEN)).alias("last")
+    settled = (
+        outcomes.where(ended & (ended_ms >= since_ms))
+        .join(pending.select("id").distinct(), "id", "left_anti")
+        .withColumns({"outcome": f.lit(SETTLED), "ended_ms": ended_ms})
+        .groupBy(f.col("id").alias("of"))
+        .agg(last)
+        .select("last.*")
+    )
+    return pending.select(*DELIVERY).unionByName(settled.select(*DELIVERY))
 
 
 def _outcome(request: BackfillRequest, lost_below: Mapping[int, int]) -> Column:
@@ -264,19 +297,27 @@ def with_records(deliveries: DataFrame, messages: DataFrame, span: Span | None) 
         f.col("requested_due_ms").alias("first_due_ms"),
     )
     since_first = f.col("requested_due_ms") - f.col("first_due_ms")
-    # As `core.message.folded_name` spells it.
-    is_repeat = lambda pair: f.translate(f.lower(pair["name"]), "_", "-") == REPEAT  # noqa: E731
-    is_series = f.coalesce(f.exists("headers", is_repeat), f.lit(False))
     expires_later = (
         f.when(f.col("occurrence") > 1, since_first)
-        .when(is_series, f.greatest(since_first, f.lit(0)))
+        .when(_is_series(), f.greatest(since_first, f.lit(0)))
         .otherwise(0)
     )
+    is_message = f.col("outcome") != SETTLED
+    found = deliveries.join(records, ["shard", "source_offset"])
     columns = {
-        "bytes": f.coalesce(f.length("value"), f.lit(0)).cast("long"),
-        "expire_at_ms": f.col("expire_at_ms") + expires_later,
+        "bytes": f.when(is_message, f.length("value")),
+        "expire_at_ms": f.when(is_message, f.col("expire_at_ms") + expires_later),
+        **{name: f.when(is_message, f.col(name)) for name in ("value", "headers", "target_key")},
     }
-    return deliveries.join(records, ["shard", "source_offset"]).withColumns(columns).select(*PLAN)
+    columns["bytes"] = f.coalesce(columns["bytes"], f.lit(0)).cast("long")
+    return found.withColumns(columns).select(*PLAN)
+
+
+def _is_series() -> Column:
+    """True for a record of a series."""
+    # As `core.message.folded_name` spells it.
+    is_repeat = lambda pair: f.translate(f.lower(pair["name"]), "_", "-") == REPEAT  # noqa: E731
+    return f.coalesce(f.exists("headers", is_repeat), f.lit(False))
 
 
 def left_out(request: BackfillRequest, planned_ms: int, topic: str) -> Column:
@@ -285,7 +326,8 @@ def left_out(request: BackfillRequest, planned_ms: int, topic: str) -> Column:
 
     A record that its topic refuses would block all records after it for ever. In a compacted
     target a replay of an old message takes the place of a newer record of its key; what was still
-    pending is no replay."""
+    pending is no replay. A series goes on, though its pending occurrence may have been delivered;
+    and only an id that is a key can be taken again."""
     is_expired = f.lit(not request.expired) & (f.col("expire_at_ms") < planned_ms)
     has_no_target = f.col("bytes_max").isNull() | (
         f.col("compacted") & f.col("target_key").isNull()
@@ -294,7 +336,16 @@ def left_out(request: BackfillRequest, planned_ms: int, topic: str) -> Column:
         "target_compacted", f.lit(False)
     )
     is_large = replay_bytes(request, topic) > f.col("bytes_max")
-    refused = f.when(is_expired, "expired").when(has_no_target, "no-target")
+    is_unknown = f.lit(request.is_restore and not request.repeat_unknown) & (
+        (f.col("outcome") == "unknown") & ~_is_series()
+    )
+    has_no_id = (f.col("outcome") == SETTLED) & f.col("key").isNull()
+    refused = (
+        f.when(has_no_id, "no-id")
+        .when(is_unknown, "unknown")
+        .when(is_expired, "expired")
+        .when(has_no_target, "no-target")
+    )
     return refused.when(is_older, "compacted").when(is_large, "too-large")
 
 

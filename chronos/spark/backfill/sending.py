@@ -50,6 +50,7 @@ from chronos.spark.ledger import (
     REPLAY_OF,
     REPLAY_POSITION,
     SERIES,
+    SETTLED,
     Attempt,
     BackfillRun,
     id_prefix,
@@ -290,6 +291,7 @@ class PlannedMessage(NamedTuple):
     value: bytes | None
     target_key: bytes | None
     expire_at_ms: int | None
+    outcome: str
 
 
 def replay_id(job: SendingJob, row: PlannedMessage) -> bytes:
@@ -320,11 +322,15 @@ def records_of(
     make = _direct if job.direct else _delayed
     run = job.run.encode()
     for at, row in enumerate(rows_of(batch)):
+        position = (REPLAY_POSITION, b"%b/%d/%d" % (run, part, first + at))
+        if row.outcome == SETTLED:
+            yield job.to, row.id, None, [position, (ACTION, b"settled")]
+            continue
         original = [(_spelled(name), value) for name, value in pairs[ends[at] : ends[at + 1]]]
         headers = [pair for pair in original if pair[0][:8] != PREFIX and pair[0] not in OWN]
         headers += (
             (REPLAY_OF, f"{job.topic}/{row.shard}/{row.source_offset}/{row.occurrence}".encode()),
-            (REPLAY_POSITION, b"%b/%d/%d" % (run, part, first + at)),
+            position,
         )
         if row.key is not None:
             headers.append((REPLAY_ID, row.id))

@@ -1,0 +1,295 @@
+"""An archive of many runs, written without Spark by the package `deltalake`: thousands of them in
+minutes.
+
+Each run adds a commit to each table, as `chronos archive` does, with all rows of `offsets` last.
+Of every fifty records of a shard one cancels a message and one moves one; some messages are
+delivered at the second attempt, expired or refused, and no other end is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from chronos.core.keys import OFFSET_MAX
+from chronos.spark import schema
+from chronos.spark.archive.commits import OFFSETS_FILES, create_tables
+from chronos.spark.codec import DAY_MS
+from chronos.spark.schema import Table
+from chronos.spark.storage import ArchiveStorage
+
+END_MS = 1_893_456_000_000
+"""When the last run reads the logs, epoch ms."""
+
+HOUR_MS = 3_600_000
+DELAY, PROGRESS, TARGET = "chronos.delay", "chronos.progress", "orders"
+SHARDS = 4
+ACTIONS_EACH = 50
+"""Records of a shard of which one cancels and one moves a message."""
+
+RUNS_MAX = 100_000
+
+ACTED_AFTER = 20
+"""Records of a shard from a message to the action on it, at most; each message is due later."""
+
+DELAY_SHARE = 0.8
+"""Longest delay, as a share of the time from one run to the next."""
+
+Columns = dict[str, list[Any]]
+
+
+class Runs:
+    """The logs of a cluster, in parts of a run each, from `END_MS` backwards."""
+
+    def __init__(self, runs: int, *, every_ms: int = HOUR_MS, records: int = 100) -> None:
+        """`records`: those of a shard in a run, a multiple of `ACTIONS_EACH`; there are twice as
+        many steps."""
+        self.runs, self.every_ms, self.records = runs, every_ms, records
+        self.start_ms = END_MS - runs * every_ms
+        # What becomes of a record depends on its time alone, not on the number of runs before.
+        self._first = (RUNS_MAX - runs) * records
+        self._deliveries = [0] * SHARDS
+        self._ends: list[tuple[int, Table, dict[str, Any]]] = []
+
+    def write(self, folder: Path) -> None:
+        """Write the archive."""
+        folder.mkdir(parents=True)
+        storage = ArchiveStorage(str(folder))
+        topics = {"delay": DELAY, "progress": PROGRESS, "rejected": "r", "dead_letter": "d"}
+        claim = {"format": schema.FORMAT, "id": "runs", "cluster": "runs", "topics": topics}
+        (folder / "archive.json").write_text(json.dumps(claim))
+        create_tables(storage)
+        tables = {name: DeltaTable(folder / name) for name in schema.TABLES}
+        for run in range(self.runs):
+            written, reads = self._run(run)
+            for table, columns in written:
+                _append(tables[table.name], table, columns, run)
+            versions = [
+                (name, table.version()) for name, table in tables.items() if name != "offsets"
+            ]
+            count = len(reads["topic"])
+            own: Columns = {"sequence": [run + 1] * count, "versions": [versions] * count}
+            _append(tables["offsets"], schema.OFFSETS, reads | own, run)
+            if not tables["offsets"].version() % OFFSETS_FILES:
+                tables["offsets"].optimize.compact()
+        for table in tables.values():
+            table.create_checkpoint()
+
+    def _run(self, run: int) -> tuple[list[tuple[Table, Columns]], Columns]:
+        """The rows of each table that a run writes, and those of `offsets`."""
+        before = list(self._deliveries)
+        messages, decisions, deliveries = self._records(run)
+        steps = self._steps(run)
+        reads = {
+            ("progress", PROGRESS): [(run * self.records * 2, (run + 1) * self.records * 2)]
+            * SHARDS,
+            ("deliveries", TARGET): list(zip(before, self._deliveries, strict=True)),
+            ("messages", DELAY): [(run * self.records, (run + 1) * self.records)] * SHARDS,
+        }
+        rows = _reads(reads, self.start_ms + (run + 1) * self.every_ms)
+        tables = (schema.PROGRESS, schema.DECISIONS, schema.DELIVERIES, schema.MESSAGES)
+        columns = (steps, decisions, deliveries, messages)
+        return list(zip(tables, columns, strict=True)), rows
+
+    def _sent_ms(self, number: int) -> int:
+        return self.start_ms + number * self.every_ms // self.records
+
+    def _records(self, run: int) -> tuple[Columns, Columns, Columns]:
+        """The rows of `messages`, `decisions` and `deliveries`."""
+        messages, decisions, deliveries = (
+            _nothing(table) for table in (schema.MESSAGES, schema.DECISIONS, schema.DELIVERIES)
+        )
+        for shard in range(SHARDS):
+            for number in range(run * self.records, (run + 1) * self.records):
+                _add(messages, self._record(shard, number))
+        end_ms = self._sent_ms((run + 1) * self.records)
+        ends, self._ends = sorted(self._ends, key=lambda end: end[0]), []
+        for at_ms, table, row in ends:
+            if at_ms >= end_ms:
+                self._ends.append((at_ms, table, row))
+            elif table is schema.DECISIONS:
+                _add(decisions, row)
+            else:
+                shard = row["shard"]
+                _add(deliveries, row | {"offset": self._deliveries[shard]})
+                self._deliveries[shard] += 1
+        return messages, decisions, deliveries
+
+    def _record(self, shard: int, number: int) -> dict[str, Any]:
+        """A row of `messages`; its end is noted."""
+        at = number % ACTIONS_EACH
+        sent_ms, due_ms = self._sent_ms(number), self._due_ms(number)
+        verb, of = "schedule", number
+        if at == ACTIONS_EACH - 1:
+            verb, of = "cancel", number - ACTED_AFTER
+        elif at == ACTIONS_EACH - 2:
+            verb, of = "reschedule", number - ACTED_AFTER // 2
+        is_message = verb == "schedule"
+        if is_message and at != ACTIONS_EACH - 1 - ACTED_AFTER:
+            is_moved = at == ACTIONS_EACH - 2 - ACTED_AFTER // 2
+            end_ms = self._due_ms(number + ACTED_AFTER // 2) if is_moved else due_ms
+            self._end(shard, number, sent_ms, end_ms)
+        asked_ms = None if verb == "cancel" else due_ms
+        message_id = b"order-%d-%d" % (shard, of)
+        return {
+            "shard": shard,
+            "offset": number,
+            "timestamp_ms": sent_ms,
+            "key": message_id,
+            "value": b"payload %d" % number,
+            "verb": verb,
+            "id": message_id,
+            "target": TARGET if is_message else None,
+            "requested_due_ms": asked_ms,
+            "due_ms": asked_ms,
+            "on_conflict": "reject" if is_message else None,
+        }
+
+    def _due_ms(self, number: int) -> int:
+        first_ms = self.every_ms * (ACTED_AFTER + 5) // self.records
+        spread_ms = int(self.every_ms * DELAY_SHARE) - first_ms
+        return (
+            self._sent_ms(number) + first_ms + (self._first + number) * 7_919 * 104_729 % spread_ms
+        )
+
+    def _end(self, shard: int, number: int, sent_ms: int, due_ms: int) -> None:
+        """Note how a message that is not cancelled ends."""
+        case = self._first + number
+        if case % 211 == 9:
+            self._decide(shard, number, sent_ms, "refused", reason="conflict")
+        elif case % 101 == 7:
+            self._decide(shard, number, due_ms, "expired")
+        elif case % 97 == 5:
+            self._decide(shard, number, due_ms, "retry", next_due_ms=due_ms + 1_000)
+            self._deliver(shard, number, due_ms, due_ms + 1_005, 2)
+        else:
+            self._deliver(shard, number, due_ms, due_ms + 5, 1)
+
+    def _decide(self, shard: int, number: int, at_ms: int, outcome: str, **more: Any) -> None:
+        step = (at_ms - self.start_ms) * self.records * 2 // self.every_ms + 1
+        row: dict[str, Any] = {
+            "shard": shard,
+            "progress_offset": step,
+            "decided_ms": self._step_ms(step),
+            "position_due_ms": None if outcome == "refused" else at_ms,
+            "source_offset": number,
+            "outcome": outcome,
+            "occurrence": 1,
+            "attempt": 2 if outcome == "retry" else 1,
+        }
+        self._ends.append((row["decided_ms"], schema.DECISIONS, row | more))
+
+    def _deliver(self, shard: int, number: int, due_ms: int, at_ms: int, attempt: int) -> None:
+        row = {
+            "topic": TARGET,
+            "partition": shard,
+            "timestamp_ms": at_ms,
+            "value": b"payload %d" % number,
+            "id": b"order-%d-%d" % (shard, number),
+            "due_at_ms": due_ms,
+            "source_topic": DELAY,
+            "shard": shard,
+            "source_offset": number,
+            "occurrence": 1,
+            "attempt": attempt,
+        }
+        self._ends.append((at_ms, schema.DELIVERIES, row))
+
+    def _step_ms(self, step: int) -> int:
+        return self.start_ms + step * self.every_ms // (self.records * 2)
+
+    def _steps(self, run: int) -> Columns:
+        """The rows of `progress`: each step settles what was due before it."""
+        steps = _nothing(schema.PROGRESS)
+        for shard in range(SHARDS):
+            for step in range(run * self.records * 2, (run + 1) * self.records * 2):
+                row = {
+                    "shard": shard,
+                    "offset": step,
+                    "timestamp_ms": self._step_ms(step),
+                    "role_epoch": 1,
+                    "log_epoch": 1,
+                    "node": "n",
+                    "instance": "i",
+                    "cursor_due_ms": self._step_ms(step) - 1,
+                    "cursor_offset": str(OFFSET_MAX),
+                    "pull_offset": (step + 1) // 2,
+                    "value": b"step",
+                }
+                _add(steps, row | dict.fromkeys((*schema.COUNTS, "refused"), 0))
+        return steps
+
+
+def _reads(reads: Mapping[tuple[str, str], list[tuple[int, int]]], read_ms: int) -> Columns:
+    """Rows of `offsets` without the columns of the commit: before anything is read, and after."""
+    rows = _nothing(schema.OFFSETS)
+    for (table, topic), partitions in reads.items():
+        for number, (begin, end) in enumerate(partitions):
+            row = {
+                "table": table,
+                "topic": topic,
+                "partition": number,
+                "topic_id": "id",
+                "from_offset": begin,
+                "log_start": 0,
+                "stable_end": end,
+                "high_watermark": end,
+                "read_ms": read_ms,
+                "gap": False,
+                "broker_ms": read_ms,
+                "compacted": False,
+            }
+            for until in (begin, end):
+                _add(rows, row | {"until_offset": until})
+    return rows
+
+
+def _nothing(table: Table) -> Columns:
+    return {name: [] for name, *_ in table.columns}
+
+
+def _add(columns: Columns, row: Mapping[str, Any]) -> None:
+    for name, values in columns.items():
+        values.append(row.get(name))
+
+
+def _append(table: DeltaTable, of: Table, columns: Columns, run: int) -> None:
+    """Write rows as one commit."""
+    writer = Transaction(f"runs/{of.name}/{run}", 0)
+    properties = CommitProperties(app_transactions=[writer])
+    write_deltalake(table, _stored(columns, of), mode="append", commit_properties=properties)
+
+
+@cache
+def _kinds(name: str) -> pa.Schema:
+    return to_arrow_schema(schema.table_schema(schema.TABLES[name]))
+
+
+def _stored(columns: Columns, table: Table) -> pa.Table:
+    """Rows as they are stored, in the order of the table's time: see `codec.stored`."""
+    kinds = _kinds(table.name)
+    found: dict[str, pa.Array] = {
+        name: pa.array(columns[name], kinds.field(name).type) for name, *_ in table.columns
+    }
+    for name, at in schema.times(table):
+        found[at] = pc.cast(pc.multiply(found[name], 1_000), kinds.field(at).type)
+    if table.partition is not None:
+        when = found[table.time]
+        if "timestamp_ms" in found:
+            when = pc.coalesce(when, found["timestamp_ms"])
+        day = pc.cast(pc.cast(pc.divide(when, DAY_MS), pa.int32()), pa.date32())
+        found[table.partition] = (
+            day if table.partition == schema.DATE else pc.floor_temporal(day, unit="month")
+        )
+    count = len(found[table.columns[0][0]])
+    for field in kinds:
+        found.setdefault(field.name, pa.nulls(count, field.type))
+    made = pa.Table.from_arrays([found[name] for name in kinds.names], schema=kinds)
+    return made.sort_by(table.time)
