@@ -555,7 +555,10 @@ class Checker:
             justified = (
                 expected.value == POISON
                 or expected.target in self.unreliable
-                or (shares_attempt and self._poison_attempts(shard, expected.target) >= PROVEN_AT)
+                or (
+                    shares_attempt
+                    and self._poison_attempts(shard, expected.target, stamp_ms) >= PROVEN_AT
+                )
             )
         else:
             missing_ms = self.world.now_ms - self.brokers.deleted_ms.get(expected.target, 0)
@@ -567,15 +570,13 @@ class Checker:
         if stamp_ms < self.occurrences[source][-1].due_ms - EARLY_MS:
             raise broken("2", f"{source} is dead-lettered before it is due")
 
-    def _poison_attempts(self, shard: int, target: str) -> int:
-        """Return how many poison records of the shard for a target were due: one for each
-        occurrence that has an outcome."""
+    def _poison_attempts(self, shard: int, target: str, now_ms: int) -> int:
+        """Return how many poison records of the shard for a target were due: each occurrence that
+        has an outcome, and each message that was first due by now."""
         return sum(
-            len(ends)
-            for source, ends in self.occurrences.items()
-            if source[0] == shard
-            and (at := self.expected[source]).value == POISON
-            and at.target == target
+            max(len(self.occurrences.get(source, ())), at.due_ms <= now_ms)
+            for source, at in self.expected.items()
+            if source[0] == shard and at.value == POISON and at.target == target
         )
 
     def poison_pending(self) -> int:

@@ -62,17 +62,18 @@ def kept_seed(name: str, fault: str) -> int:
 
 
 def find(name: str, fault: str, limit_s: float = math.inf) -> int | None:
-    """A seed that shows the fault, the kept one before all others; None if none does, or none was
-    found in time."""
+    """A seed that shows the fault, and nothing without it, the kept one before all others; None if
+    none does, or none was found in time."""
     simulation = PLANTED[name]
     seeds = dict.fromkeys([kept_seed(name, fault), *range(simulation.seeds)])
     until_s = time.monotonic() + limit_s
-    with planted(simulation.faults[fault]):
-        for seed in seeds:
-            if finds(simulation.simulate, seed):
-                return seed
-            if time.monotonic() > until_s:
-                break
+    for seed in seeds:
+        with planted(simulation.faults[fault]):
+            shows = finds(simulation.simulate, seed)
+        if shows and not finds(simulation.simulate, seed):
+            return seed
+        if time.monotonic() > until_s:
+            break
     return None
 
 

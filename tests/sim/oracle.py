@@ -234,11 +234,11 @@ class OracleReplica:
                 self.world.trace(f"{self.name} is killed at {where}")
                 self.oracle.kill(node)
                 raise Crashed
-        if where == "send":
-            self.oracle.brokers.caller = self
         self.oracle.interleave(self)
         if self.dead:
             raise Crashed
+        if where == "send":  # only now: others may have sent meanwhile
+            self.oracle.brokers.caller = self
 
     def misused(self, text: str) -> None:
         raise Finding(CRASH, f"{self.name}: {text}")

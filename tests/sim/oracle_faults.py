@@ -157,13 +157,6 @@ FAULTS: Faults = {
         Change("self._ahead = rest", "self._ahead = None", "ZoneWalk.add_moves"),
         Change("REPLANS_MAX, BYTES_MAX)", "1, BYTES_MAX)", "ZoneWalk.add_moves"),
     ],
-    "new zone data pass what an upsert places in the same step": [
-        Change(
-            "for each in staged.zones.dated & staged.placed.keys()",
-            "for each in ()",
-            "ZoneWalk.add_moves",
-        )
-    ],
     "new zone data leave the expiry of an occurrence where it was": [
         Change("expire_at_ms + next_ms - entry.due_ms", "expire_at_ms", "planned_again")
     ],

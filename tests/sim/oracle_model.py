@@ -61,6 +61,8 @@ class ShardModel:
         """Refused records that are still to be written to the rejected topic, in order."""
         self.zone_data = ""
         """The version of the zone data that planned last."""
+        self._fired: set[int] = set()
+        """Source offsets of due messages that a `fire-now` of this step named."""
         self.delivered = 0
         self.totals: dict[str, int] = {}
 
@@ -75,6 +77,7 @@ class ShardModel:
         ):
             raise wrong(f"shard {self.number} went back: {progress}")
         self._now = step
+        self._fired.clear()
         refused = {offset: Reason(number).label for offset, number in progress.refused}
         unreadable = {first for first, _ in progress.unreadable}
         self._forget(step)
@@ -435,6 +438,8 @@ class ShardModel:
                 pending.due_ms, pending.aside, pending.is_moved = late_ms, True, True
                 pending.occurrence = max(1, pending.occurrence)
                 self._put(pending, late_ms, 0)
+            elif pending.lane is None:
+                self._fired.add(pending.offset)
             return None
         due_ms = self.service.due_ms(command, first_ms)
         shift_ms = self._shift_ms(pending)
@@ -638,7 +643,7 @@ class ShardModel:
         if not "" < before < version:
             return
         for message in self.pending.values():
-            if not self._keeps_wall_clock(message):
+            if not self._keeps_wall_clock(message) or message.offset in self._fired:
                 continue
             rhythm, wall_ms = message.command.rhythm, message.wall_ms
             assert rhythm is not None

@@ -272,11 +272,14 @@ class Producers:
             else dice.choice([300, 700, 20_000])
         )
         ends = self.ends_series or dice.random() < 0.7
+        factor, cap_ms = dice.choice([1, 2, 3]), base_ms * dice.choice([1, 5, 50])
+        if kind != "backoff":  # rhythms are compared, and others have neither
+            factor, cap_ms = 1, 0
         return Rhythm(
             kind=kind,
             base_ms=base_ms,
-            factor=dice.choice([1, 2, 3]),
-            cap_ms=base_ms * dice.choice([1, 5, 50]),
+            factor=factor,
+            cap_ms=cap_ms,
             times=dice.randint(1, 5) if ends else 0,
             until_ms=due_ms + dice.randrange(60_000) if dice.random() < 0.2 else 0,
             late_policy=dice.choice(["fire-once", "fire-all", "skip"]),

@@ -154,3 +154,14 @@ def test_messages_share_an_attempt_only_after_many_different_ones_were_refused_f
     assert target(refusals).stage is not AttemptStage.SHARED, (
         "not for as long as the retries of one message take"
     )
+
+
+def test_a_target_is_proven_by_different_messages() -> None:
+    """One that an action moved is attempted as at first, and counts once."""
+    refusals, later_ms = refusing(), NOW_MS + RETRIES.total_ms()
+    for at in range(PROVEN_AT - 1):
+        refusals.refuse(selected("bad", first=50 + at), NOW_MS, RETRIES)
+    refusals.refuse(selected("bad", first=50), later_ms, RETRIES)
+    assert target(refusals).stage is AttemptStage.ALONE
+    refusals.refuse(selected("bad", first=500), later_ms, RETRIES)
+    assert target(refusals).stage is AttemptStage.SHARED

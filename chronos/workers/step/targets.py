@@ -272,7 +272,9 @@ class SetAside(Struct, kw_only=True):
     refused: int = 0
     """Attempts refused in a row."""
     messages: int = 0
-    """Messages refused in a row, without repeated attempts."""
+    """Different messages refused in a row."""
+    counted: set[int] = field(default_factory=set)
+    """Source offsets of them, until the target is proven."""
     since_ms: int = 0
     """Time of the first of them (epoch ms)."""
     why: str = ""
@@ -285,10 +287,15 @@ class SetAside(Struct, kw_only=True):
         """It is proven to refuse every message: those of the last attempt are dead-lettered."""
         return self.stage in (AttemptStage.SHARED, AttemptStage.CHECKED)
 
-    def refuse(self, now_ms: int, retries: Retries, *, is_first: bool) -> None:
-        """Go on after an attempt was refused. `is_first`: it was the first one of its message."""
+    def refuse(self, now_ms: int, retries: Retries, *, offset: int, is_first: bool) -> None:
+        """Go on after an attempt of the message at this source offset was refused. `is_first`: it
+        was the first one of its message."""
         self.refused += 1
-        self.messages += is_first or self.is_proven
+        if self.is_proven:
+            self.messages += 1
+        elif is_first and offset not in self.counted:  # an action begins the attempts anew
+            self.counted.add(offset)
+            self.messages += 1
         self.since_ms = now_ms if self.refused == 1 else min(self.since_ms, now_ms)
         self.messages_max = 1
         if self.stage is AttemptStage.SHARED:
@@ -304,6 +311,7 @@ class SetAside(Struct, kw_only=True):
         """Go on after an attempt succeeded."""
         self.stage = AttemptStage.DOUBLING
         self.refused = self.messages = 0
+        self.counted.clear()
         self.messages_max *= 2
         self.end_turn(now_ms)
 
@@ -396,7 +404,8 @@ class Refusals:
             return
         target.why = why
         target.attempts |= attempts
-        target.refuse(now_ms, retries, is_first=selection.entries[0].attempt == 1)
+        is_first, offset = selection.entries[0].attempt == 1, selection.items[0][1]
+        target.refuse(now_ms, retries, offset=offset, is_first=is_first)
 
     def committed(
         self, selection: Selection, now_ms: int, messages_max: int, *, delivered: bool
