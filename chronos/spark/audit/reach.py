@@ -1,5 +1,4 @@
-"""The part of the tables that an audit reads besides the rows of its window, and the frames that it
-computes once.
+"""The part of the tables that an audit reads besides the rows of its window.
 
 What was sent and decided before the first record of the window was accepted concerns no message of
 the window, with one exception: messages that an action, or a decision about their series, moved
