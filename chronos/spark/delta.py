@@ -197,3 +197,12 @@ def is_empty(rows: DataFrame) -> bool:
     """True if there are no rows: by one job, where `isEmpty` starts one for more and more
     partitions."""
     return not rows.limit(1).count()
+
+
+def once(rows: DataFrame) -> DataFrame:
+    """The rows, computed by their first use, and kept in memory or on disk until they are not
+    referred to any more.
+
+    What is made of them has a plan that begins with them. A plan that contained their own would be
+    analyzed again by each transformation: half of the time of an audit of few messages."""
+    return rows.localCheckpoint(eager=False)

@@ -14,7 +14,6 @@ from chronos.spark import schema
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.audit.reach import Kept
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
@@ -71,9 +70,8 @@ def counts(spark: SparkSession, folder: Path) -> dict[str, int]:
     """The outcomes of all messages, without the summary of an audit."""
     archive, _, _ = open_tables(spark, ArchiveStorage(str(folder)))
     span = Span(from_ms=0, to_ms=T + 3_650 * 24 * HOUR_MS)
-    with Kept() as kept:
-        rows = judge(archive, coverage(archive.offsets), DELAY, span, kept).outcomes
-        return dict(Counter(row["outcome"] for row in rows.select("outcome").collect()))
+    rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes
+    return dict(Counter(row["outcome"] for row in rows.select("outcome").collect()))
 
 
 class Killed(BaseException):

@@ -18,7 +18,6 @@ from chronos.spark.archive.verify import verify
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span
-from chronos.spark.audit.reach import Kept
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
@@ -196,8 +195,7 @@ def test_a_command_that_is_killed_expires_everything_or_nothing_and_the_next_one
 def judged(spark: SparkSession, storage: ArchiveStorage, span: Span) -> dict[Any, tuple[str, str]]:
     """The outcome and the reason of each promised delivery of a window."""
     archive, _, _ = open_tables(spark, storage)
-    with Kept() as kept:
-        rows = judge(archive, coverage(archive.offsets), DELAY, span, kept).outcomes.collect()
+    rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes.collect()
     found = {token(row): (row["outcome"], row["reason"]) for row in rows}
     assert len(found) == len(rows)
     return found

@@ -8,7 +8,6 @@ import pytest
 
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
-from chronos.spark.audit.reach import Kept
 from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
 
@@ -973,9 +972,8 @@ Found = dict[tuple[int, int], tuple[str, str | None]]
 def outcomes_of(spark: SparkSession, cases: list[JudgedShard]) -> list[Found]:
     """The outcomes of each case."""
     archive = archive_of(spark, cases)
-    with Kept() as kept:
-        judged = judge(archive, coverage(archive.offsets), DELAY, WINDOW, kept)
-        rows = judged.outcomes.collect()
+    judged = judge(archive, coverage(archive.offsets), DELAY, WINDOW)
+    rows = judged.outcomes.collect()
     outcomes: list[Found] = [{} for _ in cases]
     for row in rows:
         token = row["source_offset"], row["occurrence"]

@@ -15,7 +15,6 @@ from pyspark.sql import functions as f
 from chronos.spark.audit import coverage
 from chronos.spark.audit.job import due_times, judge
 from chronos.spark.audit.outcomes import Span, with_accepted_ms
-from chronos.spark.audit.reach import Kept
 from chronos.spark.tables import Tables
 from tests.spark.histories import DELAY, EVERYTHING, History, Row, played, tables, token
 from tests.unit.histories import START_MS
@@ -30,8 +29,7 @@ pytestmark = pytest.mark.spark
 def outcomes_of(archive: Tables, span: Span) -> list[Any]:
     """The outcomes of the promised deliveries due in the window."""
     covered = coverage.coverage(archive.offsets)
-    with Kept() as kept:
-        return judge(archive, covered, DELAY, span, kept).outcomes.collect()
+    return judge(archive, covered, DELAY, span).outcomes.collect()
 
 
 def found(

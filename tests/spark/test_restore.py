@@ -337,8 +337,8 @@ def test_all_is_lost_but_an_archive_that_ends_ten_seconds_before(outage: Outage)
     producer.start()
     try:
         outage.service.wait_until(lambda: len(outage.flow.sent) > 300, "take the first messages")
-        archived_s = time.monotonic()
         outage.archive()
+        archived_s = time.monotonic()
         time.sleep(max(0.0, archived_s + 10 - time.monotonic()))  # the lag
         outage.service.kill()
     finally:

@@ -16,7 +16,6 @@ from chronos.spark.archive.unreadable import ReadablePart, known_ranges, parts_o
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
-from chronos.spark.audit.reach import Kept
 from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.request import BackfillRequest
 from chronos.spark.tables import open_tables
@@ -96,12 +95,11 @@ def test_a_range_that_was_stepped_over_is_a_gap_behind_which_nothing_is_missing(
     unreadable = [stamped, *ranges, later]
     tables, _, delay_topic = open_tables(spark, outage.storage)
     span = Span(from_ms=now_ms() - DAY_MS, to_ms=now_ms() + DAY_MS)
-    with Kept() as kept:
-        judged = judge(tables, coverage(tables.offsets), delay_topic, span, kept)
-        outcomes = [
-            (row["outcome"], row["reason"], row["count"])
-            for row in judged.outcomes.groupBy("outcome", "reason").count().collect()
-        ]
+    judged = judge(tables, coverage(tables.offsets), delay_topic, span)
+    outcomes = [
+        (row["outcome"], row["reason"], row["count"])
+        for row in judged.outcomes.groupBy("outcome", "reason").count().collect()
+    ]
     archive = tmp_path / "archive"
     gaps = [row for row in table(archive, "offsets").to_pylist() if row["gap"]]
     assert sorted(

@@ -123,7 +123,7 @@ class Play:
         details = self.drill.directory.parent / f"details-{self.audits}"
         window: dict[str, Any] = {"from_ms": self.drill.due_ms, "to_ms": self.drill.due_ms + 60_000}
         if not self.drill.storage.exists("archive.json"):
-            with pytest.raises(ArchiveFailed, match=r"it has no archive\.json"):
+            with pytest.raises(ArchiveFailed, match=r"holds no archive"):
                 audit(self.drill.spark, self.drill.storage, **window)
             return [], {}, False
         found = audit(self.drill.spark, self.drill.storage, details=str(details), **window)

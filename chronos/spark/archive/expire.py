@@ -29,7 +29,6 @@ from chronos.spark.audit.coverage import coverage, usable
 from chronos.spark.audit.hops import hops
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span, held, refused, with_replays
-from chronos.spark.audit.reach import Kept
 from chronos.spark.codec import DAY_MS, partition_of
 from chronos.spark.delta import table_at
 from chronos.spark.ledger import TOKEN
@@ -163,11 +162,10 @@ def _judged(
     )
     is_erased = f.col("outcome") == "erased"
     is_final = is_erased | (f.coalesce("settled", f.lit(False)) & ~stays)
-    with Kept() as kept:
-        judged = judge(as_of, coverage(tables.offsets), delay_topic, EVERYTHING, kept).outcomes
-        if ledger.runs(storage):
-            judged = with_replays(judged, ledger.sent_rows(spark, storage))
-        return judged.withColumn("is_final", is_final).drop("id", "target").localCheckpoint()
+    judged = judge(as_of, coverage(tables.offsets), delay_topic, EVERYTHING).outcomes
+    if ledger.runs(storage):
+        judged = with_replays(judged, ledger.sent_rows(spark, storage))
+    return judged.withColumn("is_final", is_final).drop("id", "target").localCheckpoint()
 
 
 def _records(tables: Tables, judged: DataFrame, ends: _Ends, delay_topic: str) -> DataFrame:

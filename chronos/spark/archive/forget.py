@@ -24,7 +24,6 @@ from chronos.spark.archive.erase import RECORD, erasing, remove, write_erased
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span, with_replays
-from chronos.spark.audit.reach import Kept
 from chronos.spark.codec import LEFT_LANE, WRITTEN_ON, header, header_text
 from chronos.spark.ledger import ID_PREFIX, REPLAY_ID, REPLAY_OF
 from chronos.spark.schema import DEAD_LETTERS, DELIVERIES, MESSAGES, REJECTED
@@ -210,11 +209,10 @@ def _outcomes(
         erased=None if tables.erased is None else of_records(tables.erased),
     )
     span = Span(from_ms=max(0, first["from_ms"]), to_ms=MS_MAX + 1)
-    with Kept() as kept:
-        judged = judge(own, coverage(tables.offsets), delay_topic, span, kept).outcomes
-        if ledger.runs(storage):
-            judged = with_replays(judged, ledger.sent_rows(spark, storage))
-        return judged.where("outcome <> 'erased'").localCheckpoint()
+    judged = judge(own, coverage(tables.offsets), delay_topic, span).outcomes
+    if ledger.runs(storage):
+        judged = with_replays(judged, ledger.sent_rows(spark, storage))
+    return judged.where("outcome <> 'erased'").localCheckpoint()
 
 
 def _pending(judged: DataFrame) -> list[bytes]:

@@ -40,10 +40,10 @@ from chronos.spark.audit.outcomes import (
     with_erased,
     with_replays,
 )
-from chronos.spark.audit.reach import Kept, decided_since, reach
+from chronos.spark.audit.reach import decided_since, reach
 from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.backfill.selection import has_headers, requested
-from chronos.spark.delta import is_empty
+from chronos.spark.delta import is_empty, once
 from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import UNREADABLE
 from chronos.spark.schema import DECISIONS, DELIVERIES, MESSAGES
@@ -214,18 +214,15 @@ def default_span(
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
-def judge(
-    tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span, kept: Kept
-) -> Judgement:
+def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span) -> Judgement:
     """The outcomes of the promised deliveries due in the window. `covered`: by the same tables.
-    `kept` has what they are computed from until the caller releases it.
 
     ArchiveFailed if a row is outside the partition of its time."""
     spark = tables.offsets.sparkSession
     _check_partitions(tables, span)
     targets, delay, steps = covered.targets, covered.delay, covered.steps
     messages = with_accepted_ms(tables.messages)
-    reached = reach(messages, tables.decisions, span, kept)
+    reached = reach(messages, tables.decisions, span)
     progress = usable(tables.progress, tables.offsets)
     found, last = collect_evidence(
         targets, delay, steps, recent(progress, span.from_ms), tables.offsets, span.from_ms
@@ -235,7 +232,7 @@ def judge(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
         "shard int, last_offset long, last_due_ms long",
     )
-    promised = promised_deliveries(messages, tables.decisions, progress, span, reached, kept)
+    promised = promised_deliveries(messages, tables.decisions, progress, span, reached)
     if not is_empty(tables.offsets.where(f.col("gap_reason") == UNREADABLE)):
         promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
     wanted = Span(from_ms=min(span.from_ms, reached.requested_ms), to_ms=span.to_ms)
@@ -318,27 +315,26 @@ def audit(
     """
     tables, cluster, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    with Kept() as kept:
-        tables = _with_reads_kept(tables, kept)
-        covered = coverage(tables.offsets)
-        needs_window = from_ms is None and to_ms is None
-        archived_ms = archive_end(covered, storage.uri, needs_window=needs_window)
-        span = default_span(archived_ms, from_ms, to_ms, now_ms)
-        judged = judge(tables, covered, delay_topic, span, kept)
-        rows = judged.outcomes
-        if ledger.runs(storage):
-            rows = with_replays(rows, ledger.sent_rows(spark, storage))
-        if details is not None:
-            watch(Step(name=f"writing the details to {details}"))
-            rows = _written(spark, rows.drop(*INNER), details)
-        watch(Step(name="joining promised deliveries with the targets"))
-        cells = kept.keep(summary.cube(rows, span))
-        return _summary(cells, judged, span, cluster, archived_ms, details, tables.versions)
+    tables = _with_reads(tables)
+    covered = coverage(tables.offsets)
+    needs_window = from_ms is None and to_ms is None
+    archived_ms = archive_end(covered, storage.uri, needs_window=needs_window)
+    span = default_span(archived_ms, from_ms, to_ms, now_ms)
+    judged = judge(tables, covered, delay_topic, span)
+    rows = judged.outcomes
+    if ledger.runs(storage):
+        rows = with_replays(rows, ledger.sent_rows(spark, storage))
+    if details is not None:
+        watch(Step(name=f"writing the details to {details}"))
+        rows = _written(spark, rows.drop(*INNER), details)
+    watch(Step(name="joining promised deliveries with the targets"))
+    cells = once(summary.cube(rows, span))
+    return _summary(cells, judged, span, cluster, archived_ms, details, tables.versions)
 
 
-def _with_reads_kept(tables: Tables, kept: Kept) -> Tables:
+def _with_reads(tables: Tables) -> Tables:
     """The tables, with what an audit needs of `offsets` in memory."""
-    return structs.replace(tables, offsets=kept.keep(tables.offsets.drop("targets", "versions")))
+    return structs.replace(tables, offsets=once(tables.offsets.drop("targets", "versions")))
 
 
 def check_details(details: str) -> None:
@@ -444,35 +440,34 @@ def find(
     """
     tables, _, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    with Kept() as kept:
-        tables = _with_reads_kept(tables, kept)
-        covered = coverage(tables.offsets)
-        has_window = request.from_ms is not None or request.to_ms is not None
-        archived_ms = archive_end(covered, storage.uri, needs_window=not has_window)
-        is_everywhere = not has_window and bool(request.ids or id_prefix)
-        if is_everywhere:
-            watch(Step(name="looking for the ids"))
-            named = requested(tables.messages, request).where(_begins_with(id_prefix))
-            of_ids = _span_of(due_times(with_accepted_ms(named), tables.decisions))
-            if of_ids is None:
-                return FoundDeliveries(span=None, deliveries=[], has_more=False)
-            span = of_ids
-        else:
-            span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
-        judged = judge(tables, covered, delay_topic, span, kept)
-        rows = judged.outcomes
-        if ledger.runs(storage):
-            rows = with_replays(rows, ledger.sent_rows(spark, storage))
-        rows = requested(rows, request).where(_begins_with(id_prefix))
-        if request.headers:
-            filed = span.within(MESSAGES) if judged.are_filed_here else f.lit(True)
-            records = tables.messages.where(filed & has_headers(request)).select(
-                "shard", f.col("offset").alias("source_offset")
-            )
-            rows = rows.join(records, ["shard", "source_offset"], "left_semi")
-        watch(Step(name="looking for the messages"))
-        in_order = rows.orderBy("due_ms", "shard", "source_offset", "occurrence")
-        found = in_order.limit(limit + 1).collect()
+    tables = _with_reads(tables)
+    covered = coverage(tables.offsets)
+    has_window = request.from_ms is not None or request.to_ms is not None
+    archived_ms = archive_end(covered, storage.uri, needs_window=not has_window)
+    is_everywhere = not has_window and bool(request.ids or id_prefix)
+    if is_everywhere:
+        watch(Step(name="looking for the ids"))
+        named = requested(tables.messages, request).where(_begins_with(id_prefix))
+        of_ids = _span_of(due_times(with_accepted_ms(named), tables.decisions))
+        if of_ids is None:
+            return FoundDeliveries(span=None, deliveries=[], has_more=False)
+        span = of_ids
+    else:
+        span = default_span(archived_ms, request.from_ms, request.to_ms, now_ms, days=FIND_DAYS)
+    judged = judge(tables, covered, delay_topic, span)
+    rows = judged.outcomes
+    if ledger.runs(storage):
+        rows = with_replays(rows, ledger.sent_rows(spark, storage))
+    rows = requested(rows, request).where(_begins_with(id_prefix))
+    if request.headers:
+        filed = span.within(MESSAGES) if judged.are_filed_here else f.lit(True)
+        records = tables.messages.where(filed & has_headers(request)).select(
+            "shard", f.col("offset").alias("source_offset")
+        )
+        rows = rows.join(records, ["shard", "source_offset"], "left_semi")
+    watch(Step(name="looking for the messages"))
+    in_order = rows.orderBy("due_ms", "shard", "source_offset", "occurrence")
+    found = in_order.limit(limit + 1).collect()
     deliveries = [
         FoundDelivery(
             id=None if row["id"] is None else bytes(row["id"]),

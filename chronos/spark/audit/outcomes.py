@@ -49,7 +49,6 @@ from chronos.spark.audit.reach import (
     NARROW,
     NONE_MS,
     AuditReach,
-    Kept,
     decided_since,
     is_carried,
     is_message,
@@ -57,6 +56,7 @@ from chronos.spark.audit.reach import (
     sent_since,
 )
 from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON, partition_of
+from chronos.spark.delta import once
 from chronos.spark.ledger import TOKEN
 from chronos.spark.runs import UNREADABLE
 from chronos.spark.schema import DECISIONS, DELIVERIES, ERASED, MESSAGES, Table
@@ -223,13 +223,13 @@ class _Related(Struct, frozen=True, kw_only=True):
     """No record of these was sent before."""
 
 
-def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -> _Related:
+def _related(messages: DataFrame, span: Span, reached: AuditReach) -> _Related:
     columns = (*NARROW, "timestamp_ms")
     records = messages.select(*columns)
     moved_ms = carried_ms = NONE_MS
     history = _history(records, reached)
     if history is not None:
-        history = kept.keep(history)
+        history = once(history)
         sent_ms = f.col("timestamp_ms")
         first = history.agg(
             f.min(f.when(f.col("is_moved") | f.col("is_planned"), sent_ms)).alias("moved_ms"),
@@ -239,10 +239,10 @@ def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -
         moved_ms = _or_none(first["moved_ms"])
         carried_ms = _or_none(first["carried_ms"])
     acts = sent_since(records, min(reached.since_ms, carried_ms)).where(may_act())
-    acts = kept.keep(acts)
+    acts = once(acts)
     ids = acts.select("shard", "id").distinct()
     acted = scheduled(messages, span).select(*NARROW).join(ids, ["shard", "id"], "left_semi")
-    acted = kept.keep(acted)
+    acted = once(acted)
     wanted = acted.select("shard", "id")
     if history is not None:
         wanted = wanted.unionByName(history.where("is_carried").select("shard", "id"))
@@ -250,7 +250,7 @@ def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -
     if history is not None:
         of_moved = history.where(f.col("is_moved") & may_act()).select(*columns)
         acting = acting.unionByName(of_moved).dropDuplicates(["shard", "offset"])
-    acting = kept.keep(acting)
+    acting = once(acting)
     counts = acting.agg(
         f.count("*").alias("actions"),
         f.count_if(f.col("on_conflict") == "upsert").alias("upserts"),
@@ -262,7 +262,7 @@ def _related(messages: DataFrame, span: Span, reached: AuditReach, kept: Kept) -
     if counts["upserts"]:
         named = acting.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
         found = messages.where(is_message()).join(f.broadcast(named), ["shard", "id"], "left_semi")
-        registered = kept.keep(found)
+        registered = once(found)
         first = registered.agg(f.min("timestamp_ms").alias("first_ms")).first()
         assert first is not None
         since_ms = min(since_ms, _or_none(first["first_ms"]))
@@ -312,14 +312,13 @@ def promised_deliveries(
     progress: DataFrame,
     span: Span,
     reached: AuditReach,
-    kept: Kept,
 ) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `messages` has `accepted_ms`;
     `progress` is limited to the usable records."""
-    related = _related(messages, span, reached, kept)
+    related = _related(messages, span, reached)
     since_ms = min(reached.since_ms, related.since_ms)
     decisions = decisions.where(decided_since(since_ms) | is_carried(span))
-    refusals = refused(decisions)
+    refusals = once(refused(decisions))
     # A forwarded record promises nothing where it came to: it is judged in its own shard.
     is_own = f.coalesce(f.col("refused_for") != Reason.FORWARDED.label, f.lit(True))
     here = (
@@ -336,7 +335,7 @@ def promised_deliveries(
     if related.registered is not None:
         registered = related.registered.where(~span.holds("due_ms")).select(*NARROW)
     all_decided = _all([moved, registered, related.acted])
-    decided = kept.keep(relevant_decisions(decisions, span, all_decided))
+    decided = once(relevant_decisions(decisions, span, all_decided))
     counts = decided.agg(
         f.count("*").alias("decisions"), f.min("decided_ms").alias("first_ms")
     ).first()
@@ -344,9 +343,9 @@ def promised_deliveries(
     if not (counts["decisions"] or related.has_actions or related.others is not None):
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    pulled = kept.keep(_pulled(steps))
+    pulled = once(_pulled(steps))
     found = _all([related.acting, others.select(*NARROW), registered])
-    ordered = kept.keep(
+    ordered = once(
         _executed(found.dropDuplicates(["shard", "offset"]), refusals, f.broadcast(pulled))
     )
     upserted = ordered.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()

@@ -1,12 +1,11 @@
-"""The part of the tables that an audit reads besides the rows of its window, and the frames that it
-computes once.
+"""The part of the tables that an audit reads besides the rows of its window.
 
 What was sent and decided before the first record of the window was accepted concerns no message of
 the window, with one exception: messages that an action, or a decision about their series, moved
 into it. These are searched for by id, and by position, in the whole archive, and only if there is
 such an action or decision. Law: what is left out cannot change an outcome."""
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 from pyspark.sql import Column, DataFrame
@@ -16,6 +15,7 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.spark.audit.events import takes_over
 from chronos.spark.audit.timeline import AGAIN, DEAD_LETTER, EXPIRED, SKIPPED
 from chronos.spark.codec import PLANNED_AGAIN
+from chronos.spark.delta import once
 from chronos.spark.schema import MESSAGES
 
 if TYPE_CHECKING:
@@ -46,26 +46,6 @@ NARROW = (
 """Columns of a record that decide what it promises."""
 
 
-class Kept:
-    """Frames that are kept from their first use on, in memory or on disk, until the end of a `with`
-    block."""
-
-    def __init__(self) -> None:
-        self._frames: list[DataFrame] = []
-
-    def keep(self, rows: DataFrame) -> DataFrame:
-        """The rows, computed once."""
-        self._frames.append(rows.persist())
-        return rows
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._frames:
-            self._frames.pop().unpersist()
-
-
 class AuditReach(Struct, frozen=True, kw_only=True):
     """How far an audit reads beyond its window."""
 
@@ -81,14 +61,14 @@ class AuditReach(Struct, frozen=True, kw_only=True):
     if it is one about new zone data; None: there are none."""
 
 
-def reach(messages: DataFrame, decisions: DataFrame, span: "Span", kept: Kept) -> AuditReach:
+def reach(messages: DataFrame, decisions: DataFrame, span: "Span") -> AuditReach:
     """Tables `messages`, with `accepted_ms`, and `decisions` -> the reach of an audit."""
     is_here = f.col("verb").isin("schedule", "replace") & span.holds("due_ms")
     first = messages.where(around(span).within(MESSAGES)).agg(
         f.min("accepted_ms").alias("first"),
         f.min(f.when(is_here, f.col("requested_due_ms"))).alias("second"),
     )
-    moved, carried = kept.keep(_moving(messages, span)), kept.keep(_carrying(decisions, span))
+    moved, carried = once(_moving(messages, span)), once(_carrying(decisions, span))
     counts = (each.agg(f.count("*").alias("first")) for each in (moved, carried))
     found = first.withColumn("of", f.lit(0))
     for at, count in enumerate(counts, 1):

@@ -36,7 +36,6 @@ from chronos.spark.archive.job import check_cluster_id
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
-from chronos.spark.audit.reach import Kept
 from chronos.spark.backfill import selection
 from chronos.spark.backfill.pace import READ_MS, Pace, ahead_ms
 from chronos.spark.backfill.sending import (
@@ -207,11 +206,10 @@ class Backfill:
         archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
-        with Kept() as kept:
-            judgement = judge(self._tables, covered, self.topic, span, kept)
-            deliveries, numbers, judged = self._deliveries(
-                request, span, name, judgement.outcomes, archived_ms
-            )
+        judgement = judge(self._tables, covered, self.topic, span)
+        deliveries, numbers, judged = self._deliveries(
+            request, span, name, judgement.outcomes, archived_ms
+        )
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))
         report = BackfillReport(
