@@ -204,5 +204,6 @@ def once(rows: DataFrame) -> DataFrame:
     referred to any more.
 
     What is made of them has a plan that begins with them. A plan that contained their own would be
-    analyzed again by each transformation: half of the time of an audit of few messages."""
+    analyzed again by each transformation: a third of the processor time of an audit of few messages
+    (measured)."""
     return rows.localCheckpoint(eager=False)
