@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.harness.waiting import wait_until
@@ -21,17 +20,26 @@ def command(verb: str, folder: Path, options: Sequence[str]) -> list[str]:
     return [*begin, *options, *conf(small())]
 
 
-def kill_at_step(line: Sequence[str], step: str, log: Path) -> None:
-    """Run a command, and kill it with kill -9 when it shows that this step begins; its JVM ends by
-    itself."""
-    with log.open("wb") as output:
+def kill_when(line: Sequence[str], moment: Callable[[], bool], log: Path) -> bool:
+    """Run a command, and kill it with kill -9 at a moment, unless it has ended before: false. Its
+    JVM ends by itself."""
+    with log.open("ab") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, start_new_session=True)
     try:
-        wait_until(lambda: step in log.read_text(), lambda: log.read_text()[-3_000:], STEP_S)
-        assert process.poll() is None, log.read_text()[-3_000:]
+        wait_until(
+            lambda: moment() or process.poll() is not None,
+            lambda: log.read_text()[-4_000:],
+            STEP_S,
+        )
+        return process.poll() is None
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
+
+
+def kill_at_step(line: Sequence[str], step: str, log: Path) -> None:
+    """Run a command, and kill it with kill -9 when it shows that this step begins."""
+    assert kill_when(line, lambda: step in log.read_text(), log), log.read_text()[-3_000:]
 
 
 def ended(line: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -759,6 +759,20 @@ def test_messages_are_found_by_id_target_and_window_with_their_outcomes(
     assert (first.deliveries, first.has_more) == (everything.deliveries[:2], True)
 
 
+def test_a_message_that_was_moved_is_found_by_id_and_target(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Although the action names no target."""
+    later_ms = T + 30 * 60_000
+    case = JudgedShard("", {}).send(0, T + 60_000, id=b"order", on_conflict="reject")
+    case.act("reschedule", 1, b"order", at_ms=T, due_ms=later_ms)
+    case.deliver(0, later_ms, later_ms)
+    folder = write_archive(archive_of(spark, [case]), tmp_path / "archive")
+    request = BackfillRequest(mode="all", ids=[b"order".hex()], targets=["target*"])
+    (one,) = find(spark, ArchiveStorage(str(folder)), request, limit=10).deliveries
+    assert (one.due_ms, one.outcome) == (later_ms, "delivered")
+
+
 def test_the_command_finds_a_message_in_the_archive(archived: Path) -> None:
     command = [
         sys.executable,

@@ -60,10 +60,11 @@ from chronos.spark.backfill.sending import (
 from chronos.spark.ledger import Attempt, BackfillReport, BackfillRun
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
-from tests.harness.waiting import NotInTime, wait_until
+from tests.harness.waiting import wait_until
 from tests.integration.flow import read_committed
 from tests.spark.backfills import backfill_of, opener_of
 from tests.spark.conftest import conf, small
+from tests.spark.kills import kill_when
 from tests.spark.logs import SHARDS, Logs
 from tests.spark.lost import GAP_MS, START_MS, expected, last_json, write_lost
 
@@ -386,18 +387,7 @@ def test_the_run_of_a_killed_driver_is_completed_by_the_same_command(
     moments = [is_planning, has_sent(dice.uniform(0.1, 0.7)), is_ending]
     kills = 0
     for moment in moments:
-        with log_path.open("ab") as output:
-            process = subprocess.Popen(
-                lost.command(), stdout=output, stderr=output, start_new_session=True
-            )
-        deadline = time.monotonic() + 400
-        while not moment() and process.poll() is None:
-            if time.monotonic() >= deadline:
-                raise NotInTime(log_path.read_text()[-4_000:])
-            time.sleep(0.005)
-        kills += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        kills += kill_when(lost.command(), moment, log_path)
     assert kills >= 2, log_path.read_text()[-4_000:]
     ran = subprocess.run(lost.command(), capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr[-4_000:]

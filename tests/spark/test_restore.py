@@ -25,10 +25,10 @@ from chronos.spark.backfill.restore import QUIET_MS, check_empty, check_stopped,
 from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
-from tests.harness.waiting import wait_until
 from tests.integration.flow import Sent, now_ms, read_committed
 from tests.spark.backfills import backfill_of
 from tests.spark.conftest import conf, small
+from tests.spark.kills import kill_when
 from tests.spark.logs import SHARDS, Logs
 from tests.spark.lost import GAP_MS, START_MS, last_json, write_lost
 from tests.spark.outage import Outage
@@ -62,6 +62,19 @@ def run_restore(
     """Run the command with the settings of the new service."""
     line = command(location, bootstrap, settings, *more)
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+
+
+def write_archive(spark: SparkSession, storage: ArchiveStorage, logs: Logs, messages: int) -> None:
+    """An archive of these logs, whose messages were settled long ago."""
+    write_lost(
+        spark,
+        storage,
+        cluster=logs.cluster,
+        delay=logs.delay,
+        target=logs.target,
+        messages=messages,
+        shards=SHARDS,
+    )
 
 
 def restore(
@@ -162,15 +175,7 @@ def test_a_restore_that_was_begun_is_completed_by_the_same_command(
     """Ids of delivered messages are sent as settled and without a payload; ids that Chronos
     generated are not sent."""
     logs, storage = Logs(broker), ArchiveStorage(str(tmp_path / "archive"))
-    write_lost(
-        spark,
-        storage,
-        cluster=logs.cluster,
-        delay=logs.delay,
-        target=logs.target,
-        messages=40,
-        shards=SHARDS,
-    )
+    write_archive(spark, storage, logs, 40)
     new = f"{logs.cluster}.new.delay"
     broker.create_topic(new, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
     brokers = logs.brokers()
@@ -251,15 +256,7 @@ def test_a_restore_to_another_kafka_cluster_that_is_killed_is_completed_by_the_s
 ) -> None:
     """kill -9 while it plans, amid its sending and near its end: each id is sent once."""
     logs, storage, messages = Logs(broker), ArchiveStorage(str(tmp_path / "archive")), 300_000
-    write_lost(
-        spark,
-        storage,
-        cluster=logs.cluster,
-        delay=logs.delay,
-        target=logs.target,
-        messages=messages,
-        shards=SHARDS,
-    )
+    write_archive(spark, storage, logs, messages)
     brokers = logs.brokers()
     claim = storage.read_json("archive.json")
     storage.write_json("archive.json", {**claim, CLUSTER_ID: brokers.cluster_id()})
@@ -295,18 +292,7 @@ def test_a_restore_to_another_kafka_cluster_that_is_killed_is_completed_by_the_s
 
     log_path, kills = tmp_path / "restore.log", 0
     for moment in (is_planned, lambda: sent() > 0.2 * len(ids), lambda: sent() > 0.8 * len(ids)):
-        with log_path.open("ab") as output:
-            process = subprocess.Popen(line, stdout=output, stderr=output, start_new_session=True)
-        try:
-            wait_until(
-                lambda: moment() or process.poll() is not None,  # noqa: B023
-                lambda: log_path.read_text()[-4_000:],
-                400,
-            )
-            kills += process.poll() is None
-        finally:
-            process.kill()
-            process.wait()
+        kills += kill_when(line, moment, log_path)
     assert kills >= 2, log_path.read_text()[-4_000:]
     ran = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr[-4_000:]
@@ -338,8 +324,7 @@ def test_all_is_lost_but_an_archive_that_ends_ten_seconds_before(outage: Outage)
     try:
         outage.service.wait_until(lambda: len(outage.flow.sent) > 300, "take the first messages")
         outage.archive()
-        archived_s = time.monotonic()
-        time.sleep(max(0.0, archived_s + 10 - time.monotonic()))  # the lag
+        time.sleep(10)  # the lag
         outage.service.kill()
     finally:
         is_lost.set()

@@ -42,7 +42,7 @@ from chronos.spark.audit.outcomes import (
 )
 from chronos.spark.audit.reach import decided_since, reach
 from chronos.spark.audit.summary import DAY_MS
-from chronos.spark.backfill.selection import has_headers, requested
+from chronos.spark.backfill.selection import has_headers, has_id, requested
 from chronos.spark.delta import is_empty, once
 from chronos.spark.request import BackfillRequest
 from chronos.spark.runs import UNREADABLE
@@ -447,7 +447,8 @@ def find(
     is_everywhere = not has_window and bool(request.ids or id_prefix)
     if is_everywhere:
         watch(Step(name="looking for the ids"))
-        named = requested(tables.messages, request).where(_begins_with(id_prefix))
+        # Of any target: an action names none.
+        named = tables.messages.where(has_id(request) & _begins_with(id_prefix))
         of_ids = _span_of(due_times(with_accepted_ms(named), tables.decisions))
         if of_ids is None:
             return FoundDeliveries(span=None, deliveries=[], has_more=False)

@@ -58,7 +58,7 @@ HEADER_BYTES = 8
 
 def requested(outcomes: DataFrame, request: BackfillRequest) -> DataFrame:
     """`outcomes` -> those of the requested targets and ids, whatever the outcome."""
-    return outcomes.where(_target(request) & _id(request))
+    return outcomes.where(_target(request) & has_id(request))
 
 
 def selected(
@@ -133,7 +133,8 @@ def _target(request: BackfillRequest) -> Column:
     return found
 
 
-def _id(request: BackfillRequest) -> Column:
+def has_id(request: BackfillRequest) -> Column:
+    """True for a row with one of the requested ids."""
     return (
         f.lit(True) if not request.ids else f.hex("id").isin([each.upper() for each in request.ids])
     )

@@ -271,10 +271,8 @@ class SetAside(Struct, kw_only=True):
     """Since when it is attempted without a pause (epoch ms)."""
     refused: int = 0
     """Attempts refused in a row."""
-    messages: int = 0
-    """Different messages refused in a row."""
-    counted: set[int] = field(default_factory=set)
-    """Source offsets of them, until the target is proven."""
+    messages: set[int] = field(default_factory=set)
+    """Source offsets of messages refused in a row, at their first attempt: PROVEN_AT at most."""
     since_ms: int = 0
     """Time of the first of them (epoch ms)."""
     why: str = ""
@@ -291,16 +289,13 @@ class SetAside(Struct, kw_only=True):
         """Go on after an attempt of the message at this source offset was refused. `is_first`: it
         was the first one of its message."""
         self.refused += 1
-        if self.is_proven:
-            self.messages += 1
-        elif is_first and offset not in self.counted:  # an action begins the attempts anew
-            self.counted.add(offset)
-            self.messages += 1
+        if is_first and len(self.messages) < PROVEN_AT:
+            self.messages.add(offset)  # an action begins the attempts of a message anew
         self.since_ms = now_ms if self.refused == 1 else min(self.since_ms, now_ms)
         self.messages_max = 1
         if self.stage is AttemptStage.SHARED:
-            self.stage, self.messages = AttemptStage.CHECKED, PROVEN_AT - 1
-        elif self.messages >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms():
+            self.stage = AttemptStage.CHECKED
+        elif len(self.messages) >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms():
             self.stage = AttemptStage.SHARED
         else:
             self.stage = AttemptStage.ALONE
@@ -310,8 +305,8 @@ class SetAside(Struct, kw_only=True):
     def take(self, now_ms: int) -> None:
         """Go on after an attempt succeeded."""
         self.stage = AttemptStage.DOUBLING
-        self.refused = self.messages = 0
-        self.counted.clear()
+        self.refused = 0
+        self.messages.clear()
         self.messages_max *= 2
         self.end_turn(now_ms)
 
