@@ -35,8 +35,10 @@ from rocksdict import (
     AccessType,
     BlockBasedIndexType,
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    CompactOptions,
     DbClosedError,
     DBCompressionType,
     DBRecoveryMode,
@@ -509,7 +511,15 @@ class Database:
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Compact a range, which frees the space of what was deleted in it."""
-        self._slowly(self._compact_lock, "compacting", lambda: self._db.compact_range(start, stop))
+        # By default RocksDB moves a file with deletions down a level as it is where nothing lies
+        # below it, and they stay in it.
+        options = CompactOptions()
+        options.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+        self._slowly(
+            self._compact_lock,
+            "compacting",
+            lambda: self._db.compact_range(start, stop, options),
+        )
 
     def _slowly(self, lock: threading.Lock, doing: str, do: Callable[[], None]) -> None:
         try:

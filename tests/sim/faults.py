@@ -306,7 +306,7 @@ FAULTS: Faults = {
     ],
     "a target counts as refusing every message after one refusal": [
         Change(
-            "self.messages >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms()",
+            "len(self.messages) >= PROVEN_AT and now_ms - self.since_ms >= retries.total_ms()",
             "True",
         )
     ],
