@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +36,10 @@ ACTIONS_EACH = 50
 """Records of a shard of which one cancels and one moves a message."""
 
 RUNS_MAX = 100_000
+
+PART_RUNS = 50
+"""Runs written to tables of their own, whose commits are then moved: `deltalake` takes a
+millisecond for each hundred files that a table has before a commit."""
 
 ACTED_AFTER = 20
 """Records of a shard from a message to the action on it, at most; each message is due later."""
@@ -66,21 +71,33 @@ class Runs:
         claim = {"format": schema.FORMAT, "id": "runs", "cluster": "runs", "topics": topics}
         (folder / "archive.json").write_text(json.dumps(claim))
         create_tables(storage)
+        offsets = DeltaTable(folder / "offsets")
+        for first in range(0, self.runs, PART_RUNS):
+            runs = range(first, min(first + PART_RUNS, self.runs))
+            with TemporaryDirectory(dir=folder) as part:
+                self._write_part(Path(part), runs, offsets)
+                for name in schema.TABLES.keys() - {"offsets"}:
+                    _move_commits(Path(part, name), folder / name, after=first)
+        for name in schema.TABLES:
+            DeltaTable(folder / name).create_checkpoint()
+
+    def _write_part(self, folder: Path, runs: range, offsets: DeltaTable) -> None:
+        """Write some runs to new tables of `folder`, and their rows of `offsets`."""
+        create_tables(ArchiveStorage(str(folder)))
         tables = {name: DeltaTable(folder / name) for name in schema.TABLES}
-        for run in range(self.runs):
+        for run in runs:
             written, reads = self._run(run)
             for table, columns in written:
                 _append(tables[table.name], table, columns, run)
+            names = {table.name for table, _ in written}
             versions = [
-                (name, table.version()) for name, table in tables.items() if name != "offsets"
+                (name, run + 1 if name in names else 0) for name in tables if name != "offsets"
             ]
             count = len(reads["topic"])
             own: Columns = {"sequence": [run + 1] * count, "versions": [versions] * count}
-            _append(tables["offsets"], schema.OFFSETS, reads | own, run)
-            if not tables["offsets"].version() % OFFSETS_FILES:
-                tables["offsets"].optimize.compact()
-        for table in tables.values():
-            table.create_checkpoint()
+            _append(offsets, schema.OFFSETS, reads | own, run)
+            if not offsets.version() % OFFSETS_FILES:
+                offsets.optimize.compact()
 
     def _run(self, run: int) -> tuple[list[tuple[Table, Columns]], Columns]:
         """The rows of each table that a run writes, and those of `offsets`."""
@@ -258,6 +275,16 @@ def _nothing(table: Table) -> Columns:
 def _add(columns: Columns, row: Mapping[str, Any]) -> None:
     for name, values in columns.items():
         values.append(row.get(name))
+
+
+def _move_commits(part: Path, table: Path, *, after: int) -> None:
+    """Move the files and commits of one table to the end of another one, which has this version."""
+    for file in part.rglob("*.parquet"):
+        to = table / file.relative_to(part)
+        to.parent.mkdir(exist_ok=True)
+        file.rename(to)
+    for commit in sorted(part.joinpath("_delta_log").glob("*.json"))[1:]:
+        commit.rename(table / "_delta_log" / f"{after + int(commit.stem):020}.json")
 
 
 def _append(table: DeltaTable, of: Table, columns: Columns, run: int) -> None:
