@@ -57,7 +57,7 @@ from chronos.core.message import (
 from chronos.errors import ArchiveFailed
 from chronos.spark.delta import append, create, last_version, read, table_at
 from chronos.spark.request import BackfillRequest
-from chronos.spark.storage import ArchiveStorage
+from chronos.spark.storage import LOCK_WAIT_S, ArchiveStorage
 
 
 class Attempt(Struct, kw_only=True):
@@ -246,10 +246,10 @@ ROWS = f"{SENT}/rows"
 
 
 @contextmanager
-def locked(storage: ArchiveStorage) -> Iterator[None]:
+def locked(storage: ArchiveStorage, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Keep backfills of the archive out, and others that change the ledger; ArchiveInUse if one
-    runs."""
-    with ArchiveStorage(storage.path(SENT)).locked():
+    still runs after `wait_s`."""
+    with ArchiveStorage(storage.path(SENT)).locked(wait_s):
         yield
 
 
@@ -319,7 +319,7 @@ def all_rows(spark: SparkSession, storage: ArchiveStorage) -> DataFrame:
 def write_rows(storage: ArchiveStorage, run: BackfillRun, sent: DataFrame, count: int) -> None:
     """Write the rows of a run, `PLANNED_COLUMNS` of the `count` messages it sent, in place of those
     of an attempt at its end that was killed."""
-    create(storage, ROWS, StructType.fromDDL(LEDGER), partition="run")
+    create(storage, ROWS, StructType.fromDDL(LEDGER), partition="run", counted=["due_ms"])
     commit = append(
         storage,
         ROWS,

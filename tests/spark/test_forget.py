@@ -267,13 +267,16 @@ def test_a_killed_job_forgets_nothing_and_the_same_command_does(
 
 
 def test_the_next_job_that_commits_removes_the_files(spark: SparkSession, folder: Path) -> None:
-    """If the job was killed after its commit."""
+    """If the job was killed after its commit. One that commits while a backfill runs does not."""
     storage = ArchiveStorage(str(folder))
     with pytest.raises(Killed):
         forget(spark, storage, [MINE], kill_at("forgetting rows of the ledger"))
     assert holders(folder, MINE)
     after = BEFORE | {"delivered": 1, "erased": 3}
     assert counts(spark, folder) == after
+    with ledger.locked(storage):
+        Commits(spark, storage, "cases")
+    assert holders(folder, MINE)
     Commits(spark, storage, "cases")
     assert holders(folder, MINE) == []
     assert ledger.sent_rows(spark, storage).count() == 1

@@ -18,7 +18,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveUnusable
+from chronos.errors import ArchiveInUse, ArchiveUnusable
 from chronos.spark import ledger, schema
 from chronos.spark.codec import stored
 from chronos.spark.delta import Commit, append, create, last_version, table_at
@@ -67,8 +67,8 @@ class Commits:
     """The writer of one archive."""
 
     def __init__(self, spark: SparkSession, storage: ArchiveStorage, archive_id: str) -> None:
-        """Take every table back to what is archived, and complete a `forget` that was killed;
-        ArchiveUnusable if the table `offsets` was lost."""
+        """Take every table back to what is archived, and, unless a backfill runs, complete a
+        `forget` that was killed; ArchiveUnusable if the table `offsets` was lost."""
         self._spark = spark
         self._storage = storage
         self._archive_id = archive_id
@@ -79,9 +79,16 @@ class Commits:
             if name != OFFSETS.name:
                 self._take_back(name)
         if self._has_forgotten():
-            with ledger.locked(storage):
+            self._remove_forgotten()
+
+    def _remove_forgotten(self) -> None:
+        try:
+            with ledger.locked(self._storage, wait_s=0):
                 self.remove_erased_rows_sent()
                 self.vacuum()
+        except ArchiveInUse as error:
+            # What is read from the cluster now may be gone when the backfill ends.
+            log.warning("a later run removes the files of what was forgotten", reason=str(error))
 
     def _take_back(self, name: str) -> None:
         last = last_version(self._storage, name)

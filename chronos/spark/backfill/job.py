@@ -44,11 +44,11 @@ from chronos.spark.backfill.sending import (
     BackfillContext,
     Reconciliation,
     SendingJob,
-    rows_before,
     rows_of,
     send_parts,
     write_cancels,
 )
+from chronos.spark.delta import is_empty, once
 from chronos.spark.ledger import (
     PLANNED_COLUMNS,
     BackfillReport,
@@ -237,8 +237,7 @@ class Backfill:
             waiting = {row["target"] for row in _waiting(deliveries).collect()}
             unarchived = sorted(waiting - covered.targets.keys())[:TARGETS_MAX]
             report = structs.replace(report, unarchived_targets=unarchived)
-        for working in ("_units", "_selected"):
-            self._storage.remove(f"{ledger.run_folder(name)}/{working}")
+        self._storage.remove(f"{ledger.run_folder(name)}/_selected")
         self._storage.write_json(f"{ledger.run_folder(name)}/report.json", to_builtins(report))
         return report
 
@@ -279,23 +278,20 @@ class Backfill:
         deliveries = self._spark.read.parquet(selected)
         if request.mode == "gone":
             deliveries = self._without_present(deliveries, request)
-        marked = self._mark_sent(request, deliveries, span)
-        path = self._storage.path(ledger.run_folder(name), "_units")
-        marked.write.mode("overwrite").parquet(path)
-        written = self._spark.read.parquet(path)
+        marked = once(self._mark_sent(request, deliveries, span))
         by_target = {
             (row["target"], row["is_sent"]): row["count"]
-            for row in written.groupBy("target", "is_sent").count().collect()
+            for row in marked.groupBy("target", "is_sent").count().collect()
         }
-        return written.where(~f.col("is_sent")), by_target, judged
+        return marked.where(~f.col("is_sent")), by_target, judged
 
     def _mark_sent(self, request: BackfillRequest, deliveries: DataFrame, span: Span) -> DataFrame:
         """`DELIVERY` -> `selection.marked`, with each message once where its replays were selected
         too."""
         rows = ledger.sent_rows(self._spark, self._storage, request.destination)
-        if not ledger.runs(self._storage):
+        copies = once(selection.replays(self._tables.messages, span))
+        if is_empty(copies):
             return selection.marked(deliveries, rows, request.purpose)
-        copies = selection.replays(self._tables.messages, span)
         if request.mode == "all":
             return selection.marked(
                 selection.without_copies(deliveries, copies, self.topic), rows, request.purpose
@@ -430,11 +426,11 @@ class Backfill:
         deliveries by target."""
         topics, absent = self._topics(report.request, sorted(targets))
         count = sum(targets.values())
-        rows = self._records(report, deliveries, topics, span)
+        rows = once(self._records(report, deliveries, topics, span))
         cells = counts_of(rows)
         if sum(cell["messages"] for cell in cells) < count:
             # Some records were first due outside the window.
-            rows = self._records(report, deliveries, topics, None)
+            rows = once(self._records(report, deliveries, topics, None))
             cells = counts_of(rows)
         least = self._spark.sparkContext.defaultParallelism if count > PART_ROWS else 1
         parts = min(PARTS_MAX, max(least, -(-count // PART_ROWS)))
@@ -749,12 +745,7 @@ class Backfill:
         """1. write the ledger's rows, 2. write the report, 3. record the end of the run, 4. remove
         its working files."""
         path = ledger.run_folder(run.run)
-        files = ledger.plan_files(self._storage, run.run)
-        named = self._spark.range(0, len(files), 1, max(1, min(len(files), LEDGER_FILES_MAX)))
-        sent = named.mapInArrow(
-            rows_before(self._storage.uri, run.run, files, done), PLANNED_COLUMNS
-        )
-        ledger.write_rows(self._storage, run, sent, sum(done))
+        ledger.write_rows(self._storage, run, self._rows_sent(run, done), sum(done))
         planned = from_builtins(self._storage.read_json(f"{path}/report.json"), BackfillReport)
         report = structs.replace(
             planned, state=state, messages=sum(done), ended_ms=_now_ms(), attempts=len(run.attempts)
@@ -764,6 +755,19 @@ class Backfill:
         ledger.save_run(self._storage, run)
         ledger.remove_working_files(self._storage, run.run)
         return report
+
+    def _rows_sent(self, run: BackfillRun, done: Sequence[int]) -> DataFrame:
+        """`PLANNED_COLUMNS` of the first rows of each part of the plan, by their numbers `done`."""
+        files = ledger.plan_files(self._storage, run.run)
+        ends = self._spark.createDataFrame(
+            list(zip(files, done, strict=True)), "file string, end long"
+        )
+        plan = self._spark.read.schema(PLANNED_COLUMNS).parquet(
+            self._storage.path(ledger.run_folder(run.run), "_plan")
+        )
+        rows = plan.select("*", f.col("_metadata.file_name").alias("file"), "_metadata.row_index")
+        sent = rows.join(f.broadcast(ends), "file").where("row_index < end")
+        return sent.select(*plan.columns).coalesce(LEDGER_FILES_MAX)
 
 
 def _waiting(deliveries: DataFrame) -> DataFrame:

@@ -401,27 +401,6 @@ def _direct(
     return job.to_topic or row.target, row.target_key, row.value, headers
 
 
-def rows_before(
-    location: str, run: str, files: Sequence[str], ends: Sequence[int]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Batches with a column `id`, the number of a part -> `ledger.PLANNED_COLUMNS` of its rows
-    before `ends[part]`."""
-    columns = [column.split()[0] for column in ledger.PLANNED_COLUMNS.split(", ")]
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        storage = ArchiveStorage(location)
-        for part in (part for batch in batches for part in batch.column("id").to_pylist()):
-            left = ends[part]
-            with storage.open(f"{ledger.run_folder(run)}/_plan/{files[part]}") as stream:
-                for rows in pq.ParquetFile(stream).iter_batches(10_000, columns=columns):
-                    taken = rows.slice(0, left).select(columns)
-                    left -= taken.num_rows
-                    if taken.num_rows:
-                        yield taken
-
-    return read
-
-
 STABLE_S = 120.0
 """Most seconds to wait for the end of open transactions before the delay topic is read."""
 
