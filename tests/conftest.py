@@ -63,6 +63,7 @@ SPARK_SECOND = {
     "test_outages.py",
     "test_outcomes_cases.py",
     "test_outcomes_histories.py",
+    "test_restore.py",
     "test_unreadable.py",
     "test_witness.py",
 }

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from chronos.errors import ArchiveUnusable
 from chronos.spark import schema
-from chronos.spark.delta import last_version, read
+from chronos.spark.delta import last_version, once, read
 from chronos.spark.runs import check_format, no_archive
 from chronos.spark.storage import ArchiveStorage
 
@@ -35,6 +35,7 @@ class Tables(Struct, frozen=True, kw_only=True):
     decisions: DataFrame
     progress: DataFrame
     offsets: DataFrame
+    """Without the columns `targets` and `versions`."""
     erased: DataFrame | None = None
     """None: nothing was erased."""
     versions: Mapping[str, int] = {}
@@ -100,7 +101,7 @@ def open_tables(spark: SparkSession, storage: ArchiveStorage) -> tuple[Tables, s
         deliveries=table(schema.DELIVERIES),
         decisions=table(schema.DECISIONS),
         progress=table(schema.PROGRESS),
-        offsets=table(schema.OFFSETS),
+        offsets=once(table(schema.OFFSETS).drop("targets", "versions")),
         erased=table(schema.ERASED) if versions.get(schema.ERASED.name) else None,
         versions=versions,
     )

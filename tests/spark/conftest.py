@@ -118,6 +118,7 @@ def _quick(options: Sequence[str]) -> dict[str, str]:
     return {
         **connector(),
         "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": " ".join(java),

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from msgspec import structs
 
 from chronos.core.message import ID
 from chronos.spark import schema
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span
+from chronos.spark.delta import once
 from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables
+from chronos.spark.tables import Tables, open_tables
 from tests.spark.cases import T
 from tests.spark.histories import DELAY, HOUR_MS, Row
 
@@ -66,9 +68,16 @@ def holders(folder: Path, message_id: bytes) -> list[str]:
     return found
 
 
+def tables_of(spark: SparkSession, storage: ArchiveStorage) -> Tables:
+    """The tables of an archive, each read once."""
+    found, _, _ = open_tables(spark, storage)
+    names = ("messages", "deliveries", "decisions", "progress")
+    return structs.replace(found, **{name: once(getattr(found, name)) for name in names})
+
+
 def counts(spark: SparkSession, folder: Path) -> dict[str, int]:
     """The outcomes of all messages, without the summary of an audit."""
-    archive, _, _ = open_tables(spark, ArchiveStorage(str(folder)))
+    archive = tables_of(spark, ArchiveStorage(str(folder)))
     span = Span(from_ms=0, to_ms=T + 3_650 * 24 * HOUR_MS)
     rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes
     return dict(Counter(row["outcome"] for row in rows.select("outcome").collect()))

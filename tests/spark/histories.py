@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from chronos.spark import schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.codec import PARSED, parse_messages, stored, unpack_decisions, unpack_steps
+from chronos.spark.delta import once
 from chronos.spark.tables import Tables
 from tests.unit.drivers import Master
 from tests.unit.histories import SHARD, SHARDS, START_MS, Sent, Step
@@ -222,13 +223,13 @@ def _named(batches: Iterator[pa.RecordBatch], table: schema.Table) -> Iterator[R
 
 
 def frame(spark: SparkSession, table: schema.Table, rows: Iterable[Row]) -> DataFrame:
-    """Rows as the table of an archive."""
+    """Rows as the table of an archive, computed once."""
     columns = schema.columns_of(table)
     kinds = to_arrow_schema(columns)
     made = spark.createDataFrame(
         pa.Table.from_pylist([{name: row[name] for name in kinds.names} for row in rows], kinds)
     )
-    return stored(made, table)
+    return once(stored(made, table))
 
 
 def tables(

@@ -20,7 +20,6 @@ from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span
 from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
-from chronos.spark.tables import open_tables
 from tests.spark.cases import (
     PULLED,
     READ_MS,
@@ -31,7 +30,7 @@ from tests.spark.cases import (
     write_archive,
 )
 from tests.spark.drill import COUNT, Drill
-from tests.spark.erasing import Killed, counts, kill_at, letter
+from tests.spark.erasing import Killed, counts, kill_at, letter, tables_of
 from tests.spark.histories import DELAY, EVERYTHING, HOUR_MS, frame, played, tables, token
 from tests.spark.kills import command, ended, kill_at_step
 from tests.unit.histories import USER_IDS
@@ -194,7 +193,7 @@ def test_a_command_that_is_killed_expires_everything_or_nothing_and_the_next_one
 
 def judged(spark: SparkSession, storage: ArchiveStorage, span: Span) -> dict[Any, tuple[str, str]]:
     """The outcome and the reason of each promised delivery of a window."""
-    archive, _, _ = open_tables(spark, storage)
+    archive = tables_of(spark, storage)
     rows = judge(archive, coverage(archive.offsets), DELAY, span).outcomes.collect()
     found = {token(row): (row["outcome"], row["reason"]) for row in rows}
     assert len(found) == len(rows)

@@ -23,7 +23,15 @@ from chronos.spark import ledger, schema
 from chronos.spark.codec import stored
 from chronos.spark.delta import Commit, append, create, last_version, table_at
 from chronos.spark.runs import ARCHIVE_ID, OffsetRow, check_format, no_archive
-from chronos.spark.schema import ERASED, MESSAGES, OFFSETS, Table
+from chronos.spark.schema import (
+    DEAD_LETTERS,
+    DELIVERIES,
+    ERASED,
+    MESSAGES,
+    OFFSETS,
+    REJECTED,
+    Table,
+)
 from chronos.spark.session import Step, Watch, ignore
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import pinned, read_table
@@ -33,6 +41,9 @@ log = structlog.get_logger("chronos.archive")
 OFFSETS_FILES = 64
 """Commits after which the files of `offsets` are merged."""
 
+
+WITH_IDS = (MESSAGES, DELIVERIES, REJECTED, DEAD_LETTERS)
+"""The tables that hold ids, keys or payloads of messages."""
 
 FORGET, VACUUM = "forget", "vacuum"
 """Names in `offsets` of the commit by which messages are forgotten, and of the one after which
@@ -197,9 +208,9 @@ class Commits:
         ledger.remove_erased(self._spark, self._storage, self.read(ERASED), self.read(MESSAGES))
 
     def vacuum(self, watch: Watch = ignore) -> None:
-        """Remove every file that the newest versions do not have: those of what was forgotten, and
-        of jobs that were killed. A reader of an older version fails."""
-        for name in (*schema.TABLES, ledger.ROWS):
+        """Remove every file that the newest versions of the tables with ids do not have: those of
+        what was forgotten, and of jobs that were killed. A reader of an older version fails."""
+        for name in (*(table.name for table in WITH_IDS), ledger.ROWS):
             if last_version(self._storage, name) is not None:
                 watch(Step(name=f"removing old files of {name}"))
                 table_at(self._spark, self._storage, name).vacuum(0)

@@ -9,7 +9,7 @@ unknown where the archive cannot tell, as after a gap or in a target that it doe
 from collections.abc import Mapping
 from functools import reduce
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -315,7 +315,6 @@ def audit(
     """
     tables, cluster, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    tables = _with_reads(tables)
     covered = coverage(tables.offsets)
     needs_window = from_ms is None and to_ms is None
     archived_ms = archive_end(covered, storage.uri, needs_window=needs_window)
@@ -330,11 +329,6 @@ def audit(
     watch(Step(name="joining promised deliveries with the targets"))
     cells = once(summary.cube(rows, span))
     return _summary(cells, judged, span, cluster, archived_ms, details, tables.versions)
-
-
-def _with_reads(tables: Tables) -> Tables:
-    """The tables, with what an audit needs of `offsets` in memory."""
-    return structs.replace(tables, offsets=once(tables.offsets.drop("targets", "versions")))
 
 
 def check_details(details: str) -> None:
@@ -440,7 +434,6 @@ def find(
     """
     tables, _, delay_topic = open_tables(spark, storage)
     watch(Step(name="reading the coverage of the archive"))
-    tables = _with_reads(tables)
     covered = coverage(tables.offsets)
     has_window = request.from_ms is not None or request.to_ms is not None
     archived_ms = archive_end(covered, storage.uri, needs_window=not has_window)
