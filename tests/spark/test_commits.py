@@ -25,7 +25,9 @@ from chronos.spark.session import ignore, one_line
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables, pinned, read_table
 from tests.spark.cases import JudgedShard, T, add_batch, archive_of, write_archive
+from tests.spark.erasing import counts
 from tests.spark.histories import HOUR_MS
+from tests.spark.kills import command, ended, kill_at_step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,6 +174,25 @@ def test_a_compaction_keeps_what_readers_have_begun_to_read(
     assert (again["messages"].files_before, again["messages"].files_after) == (1, 1)
     clean = audit(spark, archived, from_ms=T, to_ms=T + HOUR_MS)
     assert clean.overall.counts == {"delivered": 3 * COUNT}
+
+
+@pytest.mark.campaign
+def test_a_compaction_that_is_killed_changes_no_outcome_and_the_next_one_completes_it(
+    spark: SparkSession, archived: ArchiveStorage, tmp_path: Path
+) -> None:
+    """kill -9 of the process while it merges files, and while it removes the old ones."""
+    for at in (1, 2):
+        add_batch(batch(spark, at * COUNT), tmp_path / "archive", f"run-{at}")
+    line = command("compact", tmp_path / "archive", [])
+    for step in ("compacting decisions", "removing old files of messages"):
+        kill_at_step(line, step, tmp_path / "killed.log")
+        assert counts(spark, tmp_path / "archive") == {"delivered": 3 * COUNT}
+        assert messages(spark, archived) == list(range(3 * COUNT))
+    done = ended(line)
+    assert done.returncode == 0, done.stderr
+    assert counts(spark, tmp_path / "archive") == {"delivered": 3 * COUNT}
+    assert len(DeltaTable(tmp_path / "archive" / "messages").file_uris()) == 1
+    assert verify(spark, archived, ignore).problems == []
 
 
 def test_a_row_outside_its_partition_is_an_error_of_the_audit(
