@@ -7,7 +7,8 @@ which are written last.
 A reader takes the newest rows of `offsets` and reads the versions they name (`tables`). Law: what a
 job wrote before it was killed, or failed, is named by no row; the next job takes these tables back
 to the versions that are named, before it writes. Law: a job that commits holds the archive's
-lock. Law: what was forgotten is in no file, once the next job that commits has begun (`vacuum`)."""
+lock. Law: what was forgotten is in no file, once another job that commits has begun while no
+backfill runs (`vacuum`)."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ class Commits:
                 self.remove_erased_rows_sent()
                 self.vacuum()
         except ArchiveInUse as error:
-            # What is read from the cluster now may be gone when the backfill ends.
+            # A backfill may take hours, and retention deletes what is not archived meanwhile.
             log.warning("a later run removes the files of what was forgotten", reason=str(error))
 
     def _take_back(self, name: str) -> None:
