@@ -59,6 +59,7 @@ SPARK_SECOND = {
     "test_archive_end.py",
     "test_audit.py",
     "test_audit_runs.py",
+    "test_commits.py",
     "test_false_missing.py",
     "test_outages.py",
     "test_outcomes_cases.py",
