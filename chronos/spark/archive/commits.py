@@ -43,8 +43,10 @@ OFFSETS_FILES = 64
 """Commits after which the files of `offsets` are merged."""
 
 
-WITH_IDS = (MESSAGES, DELIVERIES, REJECTED, DEAD_LETTERS)
-"""The tables that hold ids, keys or payloads of messages."""
+LETTERS = (REJECTED, DEAD_LETTERS)
+
+WITH_IDS = (MESSAGES, DELIVERIES, *LETTERS)
+"""The tables that hold ids, keys or payloads of messages: those that `forget` removes rows from."""
 
 FORGET, VACUUM = "forget", "vacuum"
 """Names in `offsets` of the commit by which messages are forgotten, and of the one after which

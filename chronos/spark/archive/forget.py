@@ -19,19 +19,17 @@ from pyspark.sql import functions as f
 from chronos.core.timefmt import MS_MAX
 from chronos.errors import ArchiveFailed
 from chronos.spark import ledger
-from chronos.spark.archive.commits import FORGET
+from chronos.spark.archive.commits import FORGET, LETTERS
 from chronos.spark.archive.erase import RECORD, erasing, remove, write_erased
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import Span, with_replays
 from chronos.spark.codec import LEFT_LANE, WRITTEN_ON, header, header_text
 from chronos.spark.ledger import ID_PREFIX, REPLAY_ID, REPLAY_OF
-from chronos.spark.schema import DEAD_LETTERS, DELIVERIES, MESSAGES, REJECTED
+from chronos.spark.schema import DELIVERIES, MESSAGES, REJECTED
 from chronos.spark.session import Step, Watch
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables, open_tables, read_table
-
-LETTERS = (REJECTED, DEAD_LETTERS)
 
 REPLAYS_DEEP = 20
 """Most replays of replays that are followed."""
