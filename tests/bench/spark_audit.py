@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING
 from chronos.core.keys import OFFSET_MAX
 from chronos.core.timefmt import format_time
 from tests.bench.figures import Bench
-from tests.spark.lost import begin_commits, write_reads, write_table
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from chronos.spark.archive.commits import Commits
+    from chronos.spark.delta import Commit
 
 MESSAGES = 10_000_000
 SMALLER = 4
@@ -178,33 +182,34 @@ def make(folder: Path, messages: int) -> dict[str, int]:
     """Write the tables an audit reads in the layout of `chronos archive`; the expected counts by
     outcome."""
     from chronos.spark import schema
+    from chronos.spark.archive.commits import Commits
     from chronos.spark.session import open_session
     from chronos.spark.storage import ArchiveStorage
+    from tests.spark.written import create_archive, read_to_the_end
 
-    folder.mkdir(parents=True)
-    storage = ArchiveStorage(str(folder))
     topics = {
         "delay": "delay",
         "progress": "progress",
         "rejected": "rejected",
         "dead_letter": "dead",
     }
-    claim = {"format": schema.FORMAT, "id": "bench", "cluster": "bench", "topics": topics}
-    (folder / "archive.json").write_text(json.dumps(claim))
+    create_archive(folder, "bench", topics)
     spark = open_session("bench", "local[2]", {"spark.local.dir": str(folder.parent)}, kafka=False)
     try:
         records = _records(spark, messages)
         planted = _planted(records, messages)
-        commits, written = begin_commits(spark, storage), {}
+        commits, written = Commits(spark, ArchiveStorage(str(folder)), "bench"), {}
         for table, rows in (
             (schema.MESSAGES, _messages(records)),
             (schema.DELIVERIES, _deliveries(records, *planted)),
             (schema.DECISIONS, _decisions(records)),
             (schema.PROGRESS, _progress(spark, messages)),
         ):
-            written[table.name] = write_table(rows, table, commits)
+            written[table.name] = _write_table(rows, table, commits)
         end_ms = START_MS + length_ms(messages) + 60_000
-        write_reads(commits, written, _ends(messages), end_ms)
+        nothing = dict.fromkeys(name for name, *_ in schema.OFFSETS.columns)
+        rows = [{**nothing, **read_to_the_end(*end, end_ms)} for end in _ends(messages)]
+        commits.commit(rows, written, run="bench", stream="offsets", number=0)
         counts = {row["event"]: row["count"] for row in records.groupBy("event").count().collect()}
     finally:
         spark.stop()
@@ -217,6 +222,25 @@ def make(folder: Path, messages: int) -> dict[str, int]:
         "rejected": counts.get("refused", 0),
     }
     return {outcome: count for outcome, count in expected.items() if count}
+
+
+def _write_table(rows: DataFrame, table: Any, commits: Commits) -> Commit:
+    """Write a table as `chronos archive` does; columns that may be null and are not given are
+    null."""
+    from pyspark.sql import functions as f
+
+    from chronos.spark.schema import columns_of
+
+    given = set(rows.columns)
+    rows = rows.select(
+        *(
+            (f.lit(None) if field.nullable and field.name not in given else rows[field.name])
+            .cast(field.dataType)
+            .alias(field.name)
+            for field in columns_of(table).fields
+        )
+    )
+    return commits.write(table, rows, run="bench", stream="bench", number=0)
 
 
 def _records(spark: SparkSession, messages: int) -> DataFrame:

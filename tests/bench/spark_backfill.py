@@ -71,16 +71,16 @@ def _replay(
         f"{cluster}.delay", partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
     )
     bench.broker.create_topic(f"{cluster}.target", partitions=SHARDS)
-    storage = ArchiveStorage(str(bench.directory / cluster))
+    folder = bench.directory / cluster
     write_lost(
-        spark,
-        storage,
+        folder,
         cluster=cluster,
         delay=f"{cluster}.delay",
         target=f"{cluster}.target",
         messages=messages,
         shards=SHARDS,
     )
+    storage = ArchiveStorage(str(folder))
     brokers = KafkaLog(
         bootstrap_servers=bench.broker.bootstrap,
         properties={},

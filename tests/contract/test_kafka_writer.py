@@ -147,6 +147,13 @@ def test_a_step_is_lost_with_its_writer_if_what_others_wrote_cannot_be_read(case
     assert case.end() == 6, "the record and the marker of each: a commit and two aborts"
 
 
+def test_a_writer_with_a_step_that_has_not_ended_is_lost(case: Case) -> None:
+    """It aborts nothing: that step may have been committed."""
+    case.writer.send([], b"open")
+    with pytest.raises(ProducerLost, match="the producer can no longer be used"):
+        case.writer.send([], b"next")
+
+
 def test_a_first_record_below_the_end_that_was_read_is_refused(case: Case) -> None:
     """The topic was created again between the reading and the first step."""
     case.writer.begin_at(1_000)

@@ -3,8 +3,7 @@ judges all cases."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from pyspark.sql import SparkSession
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
-from chronos.spark.archive.commits import Commits, create_tables
+from chronos.spark.archive.commits import Commits
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import Tables
-from tests.spark.histories import DELAY, HOUR_MS, Row, frame, offsets_row
+from tests.spark.histories import DELAY, HOUR_MS, Row, frames, offsets_row
+from tests.spark.written import create_archive, write_batch
 
 T = 1_893_456_000_000
 """Midnight, the beginning of the window, epoch ms."""
@@ -227,29 +227,34 @@ class JudgedShard:
 _TOPICS = {"messages": DELAY, "progress": "chronos.progress", "deliveries": "target"}
 
 
+def rows_of(cases: Iterable[JudgedShard]) -> dict[str, list[Row]]:
+    """The rows of each table with those of all cases."""
+    placed = [case.put(shard) for shard, case in enumerate(cases)]
+    return {
+        "messages": [row for case in placed for row in case.messages],
+        "deliveries": [row for case in placed for row in case.deliveries],
+        "decisions": [row for case in placed for row in case.decisions],
+        "progress": [row for case in placed for row in case.steps],
+        "offsets": [row for case in placed for row in case.offsets],
+    }
+
+
 def archive_of(spark: SparkSession, cases: Iterable[JudgedShard]) -> Tables:
     """The tables of all cases."""
-    placed = [case.put(shard) for shard, case in enumerate(cases)]
-    return Tables(
-        messages=frame(spark, schema.MESSAGES, (row for case in placed for row in case.messages)),
-        deliveries=frame(
-            spark, schema.DELIVERIES, (row for case in placed for row in case.deliveries)
-        ),
-        decisions=frame(
-            spark, schema.DECISIONS, (row for case in placed for row in case.decisions)
-        ),
-        progress=frame(spark, schema.PROGRESS, (row for case in placed for row in case.steps)),
-        offsets=frame(spark, schema.OFFSETS, (row for case in placed for row in case.offsets)),
-    )
+    return frames(spark, rows_of(cases))
 
 
-def write_archive(tables: Tables, folder: Path) -> Path:
-    """The tables on disk as `chronos archive` writes them."""
-    folder.mkdir(parents=True)
+def begin_archive(folder: Path) -> Path:
+    """An archive without rows, for `add_batch`."""
     topics = {"delay": DELAY, "progress": "chronos.progress", "rejected": "r", "dead_letter": "d"}
-    claim = {"format": schema.FORMAT, "cluster": "cases", "topics": topics, "id": "cases"}
-    (folder / "archive.json").write_text(json.dumps(claim))
-    add_batch(tables, folder, "first")
+    create_archive(folder, "cases", topics)
+    return folder
+
+
+def write_archive(rows: Mapping[str, Iterable[Row]], folder: Path) -> Path:
+    """An archive with the rows of each table, as one run of `chronos archive` leaves it; Spark has
+    no part in it."""
+    write_batch(begin_archive(folder), rows, "first")
     return folder
 
 
@@ -257,7 +262,6 @@ def add_batch(tables: Tables, folder: Path, name: str, *, commit: bool = True) -
     """Write these rows as a run of the archive of that name does: those of `offsets` last, unless
     it does not get so far."""
     spark, storage = tables.offsets.sparkSession, ArchiveStorage(str(folder))
-    create_tables(storage)
     commits = Commits(spark, storage, "cases")
     written = {
         table.name: commits.write(

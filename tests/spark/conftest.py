@@ -121,6 +121,8 @@ def _quick(options: Sequence[str]) -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.driver.memory": "2g",
+        "spark.python.daemon.module": "tests.spark.preloaded",
+        "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.driver.extraJavaOptions": " ".join(java),
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from msgspec import structs
 
 from chronos.core.message import ID
@@ -65,6 +66,17 @@ def holders(folder: Path, message_id: bytes) -> list[str]:
             ]
         if any(form in text for form in forms for text in texts):
             found.append(str(path.relative_to(folder)))
+    return found
+
+
+def rows_archived(folder: Path) -> dict[str, list[Row]]:
+    """The rows of each table but `offsets` that count, by another reader than Spark."""
+    offsets = DeltaTable(folder / "offsets").to_pyarrow_table(columns=["sequence", "versions"])
+    newest = max(offsets.to_pylist(), key=lambda row: row["sequence"])
+    found = {}
+    for name, version in newest["versions"]:
+        rows = DeltaTable(folder / name, version=version).to_pyarrow_table().to_pylist()
+        found[name] = sorted(rows, key=repr)
     return found
 
 

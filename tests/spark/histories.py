@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,27 +232,32 @@ def frame(spark: SparkSession, table: schema.Table, rows: Iterable[Row]) -> Data
     return once(stored(made, table))
 
 
+def frames(spark: SparkSession, rows: Mapping[str, Iterable[Row]]) -> Tables:
+    """The tables of an archive with these rows."""
+    return Tables(**{name: frame(spark, schema.TABLES[name], rows[name]) for name in rows})
+
+
+def rows_of(
+    histories: Sequence[History], deliveries: Iterable[Row] | None = None
+) -> dict[str, list[Row]]:
+    """The rows of each table of some histories; with other deliveries than there were, if they are
+    given."""
+    if deliveries is None:
+        deliveries = (row for history in histories for row in history.delivered())
+    return {
+        "messages": [row for history in histories for row in history.messages()],
+        "deliveries": list(deliveries),
+        "decisions": [row for history in histories for row in history.decisions()],
+        "progress": [row for history in histories for row in history.progress()],
+        "offsets": [row for history in histories for row in history.offsets()],
+    }
+
+
 def tables(
     spark: SparkSession, histories: Sequence[History], deliveries: Iterable[Row] | None = None
 ) -> Tables:
-    """The archive of some histories; with other deliveries than there were, if they are given."""
-    if deliveries is None:
-        deliveries = [row for history in histories for row in history.delivered()]
-    return Tables(
-        messages=frame(
-            spark, schema.MESSAGES, (row for history in histories for row in history.messages())
-        ),
-        deliveries=frame(spark, schema.DELIVERIES, deliveries),
-        decisions=frame(
-            spark, schema.DECISIONS, (row for history in histories for row in history.decisions())
-        ),
-        progress=frame(
-            spark, schema.PROGRESS, (row for history in histories for row in history.progress())
-        ),
-        offsets=frame(
-            spark, schema.OFFSETS, (row for history in histories for row in history.offsets())
-        ),
-    )
+    """The archive of some histories, as `rows_of`."""
+    return frames(spark, rows_of(histories, deliveries))
 
 
 HISTORIES = int(os.environ.get("CHRONOS_TEST_HISTORIES", "80"))

@@ -1,5 +1,4 @@
-"""An archive of many runs, written without Spark by the package `deltalake`: thousands of them in
-minutes.
+"""An archive of many runs, written without Spark: thousands of them in minutes.
 
 Each run adds a commit to each table, as `chronos archive` does, with all rows of `offsets` last.
 Of every fifty records of a shard one cancels a message and one moves one; some messages are
@@ -7,24 +6,19 @@ delivered at the second attempt, expired or refused, and no other end is missing
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from pyspark.sql.pandas.types import to_arrow_schema
+from deltalake import DeltaTable
 
 from chronos.core.keys import OFFSET_MAX
 from chronos.spark import schema
 from chronos.spark.archive.commits import OFFSETS_FILES, create_tables
-from chronos.spark.codec import DAY_MS
 from chronos.spark.schema import Table
 from chronos.spark.storage import ArchiveStorage
+from tests.spark.written import Columns, add, append, create_archive, nothing
 
 END_MS = 1_893_456_000_000
 """When the last run reads the logs, epoch ms."""
@@ -47,8 +41,6 @@ ACTED_AFTER = 20
 DELAY_SHARE = 0.8
 """Longest delay, as a share of the time from one run to the next."""
 
-Columns = dict[str, list[Any]]
-
 
 class Runs:
     """The logs of a cluster, in parts of a run each, from `END_MS` backwards."""
@@ -65,12 +57,8 @@ class Runs:
 
     def write(self, folder: Path) -> None:
         """Write the archive."""
-        folder.mkdir(parents=True)
-        storage = ArchiveStorage(str(folder))
         topics = {"delay": DELAY, "progress": PROGRESS, "rejected": "r", "dead_letter": "d"}
-        claim = {"format": schema.FORMAT, "id": "runs", "cluster": "runs", "topics": topics}
-        (folder / "archive.json").write_text(json.dumps(claim))
-        create_tables(storage)
+        create_archive(folder, "runs", topics)
         offsets = DeltaTable(folder / "offsets")
         for first in range(0, self.runs, PART_RUNS):
             runs = range(first, min(first + PART_RUNS, self.runs))
@@ -88,14 +76,14 @@ class Runs:
         for run in runs:
             written, reads = self._run(run)
             for table, columns in written:
-                _append(tables[table.name], table, columns, run)
+                append(tables[table.name], table, columns, f"runs/{table.name}/{run}")
             names = {table.name for table, _ in written}
             versions = [
                 (name, run + 1 if name in names else 0) for name in tables if name != "offsets"
             ]
             count = len(reads["topic"])
             own: Columns = {"sequence": [run + 1] * count, "versions": [versions] * count}
-            _append(offsets, schema.OFFSETS, reads | own, run)
+            append(offsets, schema.OFFSETS, reads | own, f"runs/offsets/{run}")
             if not offsets.version() % OFFSETS_FILES:
                 offsets.optimize.compact()
 
@@ -121,21 +109,21 @@ class Runs:
     def _records(self, run: int) -> tuple[Columns, Columns, Columns]:
         """The rows of `messages`, `decisions` and `deliveries`."""
         messages, decisions, deliveries = (
-            _nothing(table) for table in (schema.MESSAGES, schema.DECISIONS, schema.DELIVERIES)
+            nothing(table) for table in (schema.MESSAGES, schema.DECISIONS, schema.DELIVERIES)
         )
         for shard in range(SHARDS):
             for number in range(run * self.records, (run + 1) * self.records):
-                _add(messages, self._record(shard, number))
+                add(messages, self._record(shard, number))
         end_ms = self._sent_ms((run + 1) * self.records)
         ends, self._ends = sorted(self._ends, key=lambda end: end[0]), []
         for at_ms, table, row in ends:
             if at_ms >= end_ms:
                 self._ends.append((at_ms, table, row))
             elif table is schema.DECISIONS:
-                _add(decisions, row)
+                add(decisions, row)
             else:
                 shard = row["shard"]
-                _add(deliveries, row | {"offset": self._deliveries[shard]})
+                add(deliveries, row | {"offset": self._deliveries[shard]})
                 self._deliveries[shard] += 1
         return messages, decisions, deliveries
 
@@ -224,7 +212,7 @@ class Runs:
 
     def _steps(self, run: int) -> Columns:
         """The rows of `progress`: each step settles what was due before it."""
-        steps = _nothing(schema.PROGRESS)
+        steps = nothing(schema.PROGRESS)
         for shard in range(SHARDS):
             for step in range(run * self.records * 2, (run + 1) * self.records * 2):
                 row = {
@@ -240,13 +228,13 @@ class Runs:
                     "pull_offset": (step + 1) // 2,
                     "value": b"step",
                 }
-                _add(steps, row | dict.fromkeys((*schema.COUNTS, "refused"), 0))
+                add(steps, row | dict.fromkeys((*schema.COUNTS, "refused"), 0))
         return steps
 
 
 def _reads(reads: Mapping[tuple[str, str], list[tuple[int, int]]], read_ms: int) -> Columns:
     """Rows of `offsets` without the columns of the commit: before anything is read, and after."""
-    rows = _nothing(schema.OFFSETS)
+    rows = nothing(schema.OFFSETS)
     for (table, topic), partitions in reads.items():
         for number, (begin, end) in enumerate(partitions):
             row = {
@@ -264,17 +252,8 @@ def _reads(reads: Mapping[tuple[str, str], list[tuple[int, int]]], read_ms: int)
                 "compacted": False,
             }
             for until in (begin, end):
-                _add(rows, row | {"until_offset": until})
+                add(rows, row | {"until_offset": until})
     return rows
-
-
-def _nothing(table: Table) -> Columns:
-    return {name: [] for name, *_ in table.columns}
-
-
-def _add(columns: Columns, row: Mapping[str, Any]) -> None:
-    for name, values in columns.items():
-        values.append(row.get(name))
 
 
 def _move_commits(part: Path, table: Path, *, after: int) -> None:
@@ -285,38 +264,3 @@ def _move_commits(part: Path, table: Path, *, after: int) -> None:
         file.rename(to)
     for commit in sorted(part.joinpath("_delta_log").glob("*.json"))[1:]:
         commit.rename(table / "_delta_log" / f"{after + int(commit.stem):020}.json")
-
-
-def _append(table: DeltaTable, of: Table, columns: Columns, run: int) -> None:
-    """Write rows as one commit."""
-    writer = Transaction(f"runs/{of.name}/{run}", 0)
-    properties = CommitProperties(app_transactions=[writer])
-    write_deltalake(table, _stored(columns, of), mode="append", commit_properties=properties)
-
-
-@cache
-def _kinds(name: str) -> pa.Schema:
-    return to_arrow_schema(schema.table_schema(schema.TABLES[name]))
-
-
-def _stored(columns: Columns, table: Table) -> pa.Table:
-    """Rows as they are stored, in the order of the table's time: see `codec.stored`."""
-    kinds = _kinds(table.name)
-    found: dict[str, pa.Array] = {
-        name: pa.array(columns[name], kinds.field(name).type) for name, *_ in table.columns
-    }
-    for name, at in schema.times(table):
-        found[at] = pc.cast(pc.multiply(found[name], 1_000), kinds.field(at).type)
-    if table.partition is not None:
-        when = found[table.time]
-        if "timestamp_ms" in found:
-            when = pc.coalesce(when, found["timestamp_ms"])
-        day = pc.cast(pc.cast(pc.divide(when, DAY_MS), pa.int32()), pa.date32())
-        found[table.partition] = (
-            day if table.partition == schema.DATE else pc.floor_temporal(day, unit="month")
-        )
-    count = len(found[table.columns[0][0]])
-    for field in kinds:
-        found.setdefault(field.name, pa.nulls(count, field.type))
-    made = pa.Table.from_arrays([found[name] for name in kinds.names], schema=kinds)
-    return made.sort_by(table.time)

@@ -24,7 +24,7 @@ from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.backfills import backfill_of
-from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, archive_of, write_archive
+from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, rows_of, write_archive
 from tests.spark.histories import HOUR_MS
 from tests.spark.logs import Logs
 
@@ -56,9 +56,9 @@ def brokers(logs: Logs) -> Iterator[KafkaLog]:
     log.close()
 
 
-def written(spark: SparkSession, folder: Path, *cases: JudgedShard) -> ArchiveStorage:
+def written(folder: Path, *cases: JudgedShard) -> ArchiveStorage:
     """The archive of the cases on disk."""
-    return ArchiveStorage(str(write_archive(archive_of(spark, cases), folder / "archive")))
+    return ArchiveStorage(str(write_archive(rows_of(cases), folder / "archive")))
 
 
 def test_a_delay_topic_that_was_only_looked_at_proves_nothing(
@@ -67,7 +67,7 @@ def test_a_delay_topic_that_was_only_looked_at_proves_nothing(
     """The first run notes the ends of all topics before it reads; none of the messages is in the
     archive then."""
     case = JudgedShard("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
-    storage = written(spark, tmp_path, case)
+    storage = written(tmp_path, case)
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=None, now_ms=READ_MS)
     assert (found.overall.counts, found.clean, found.broken) == ({}, False, False)
     assert found.not_proved == ["the archive does not hold every partition of the delay topic yet"]
@@ -89,7 +89,7 @@ def test_an_archive_ends_where_its_least_read_partition_does(
     behind.read("messages", read_ms=ended).read(
         "messages", **WHOLE | {"stable_end": PULLED + 1, "high_watermark": PULLED + 1}
     )
-    storage = written(spark, tmp_path, JudgedShard("", {}), behind)
+    storage = written(tmp_path, JudgedShard("", {}), behind)
     found = audit(spark, storage, from_ms=ended - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (ended, False)
     assert found.not_proved == [
@@ -108,7 +108,7 @@ def test_an_archive_ends_by_the_clock_of_the_brokers(spark: SparkSession, tmp_pa
         .read_plainly("progress", "deliveries")
         .read("messages", broker_ms=seen_ms)
     )
-    storage = written(spark, tmp_path, case)
+    storage = written(tmp_path, case)
     found = audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=READ_MS)
     assert (found.archived_ms, found.clean) == (seen_ms, False)
     assert audit(spark, storage, from_ms=READ_MS - HOUR_MS, to_ms=seen_ms).clean
@@ -156,7 +156,7 @@ def test_a_backfill_of_a_window_beyond_the_archive_is_refused(
     case = JudgedShard("", {})
     for number in range(lost):
         case.send(number, T + number)
-    storage = written(spark, tmp_path, case)
+    storage = written(tmp_path, case)
     job = backfills(spark, logs, brokers, storage)
     window = BackfillRequest(mode="missing", from_ms=T, to_ms=READ_MS + 1)
     with pytest.raises(
@@ -189,11 +189,11 @@ def test_a_plan_knows_where_the_archive_ends(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
     """Without --to its window ends there; an archive without the delay topic has no end."""
-    whole = backfills(spark, logs, brokers, written(spark, tmp_path / "whole", JudgedShard("", {})))
+    whole = backfills(spark, logs, brokers, written(tmp_path / "whole", JudgedShard("", {})))
     planned = whole.plan(BackfillRequest(mode="missing", from_ms=T))
     assert planned.archived_ms == planned.request.to_ms == READ_MS
     seen = JudgedShard("", {}).read_plainly("progress", "deliveries").read("messages", 0, **WHOLE)
-    unread = backfills(spark, logs, brokers, written(spark, tmp_path / "unread", seen))
+    unread = backfills(spark, logs, brokers, written(tmp_path / "unread", seen))
     with pytest.raises(ArchiveFailed, match="does not hold every partition of the delay topic yet"):
         unread.plan(BackfillRequest(mode="missing"))
     with pytest.raises(EmptyWindow):

@@ -68,6 +68,7 @@ from tests.spark.cases import (
     T,
     add_batch,
     archive_of,
+    rows_of,
     write_archive,
 )
 from tests.spark.conftest import conf, small
@@ -280,7 +281,7 @@ def test_each_moment_has_its_frontier(spark: SparkSession) -> None:
 
 
 @pytest.fixture(scope="module")
-def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive with most outcomes, and a topic name that is HTML."""
     due = T + 60_000
     cases = [
@@ -300,7 +301,7 @@ def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
         .send(2, due)
         .decide("expired", 2, due, reason="expired"),
     ]
-    return write_archive(archive_of(spark, cases), tmp_path_factory.mktemp("audit") / "archive")
+    return write_archive(rows_of(cases), tmp_path_factory.mktemp("audit") / "archive")
 
 
 @pytest.fixture(scope="module")
@@ -412,7 +413,7 @@ def test_rows_of_a_concurrent_archive_run_cause_no_false_alarm(
     later.decide("dead-letter", 1, due, reason="too-large").read_plainly(
         "messages", "progress", "deliveries"
     )
-    before_it = write_archive(archive_of(spark, [first]), tmp_path / "archive")
+    before_it = write_archive(rows_of([first]), tmp_path / "archive")
     more = archive_of(spark, [later])
     pending = {"pending": 2}
     for before, is_committed, expected in (
@@ -767,7 +768,7 @@ def test_a_message_that_was_moved_is_found_by_id_and_target(
     case = JudgedShard("", {}).send(0, T + 60_000, id=b"order", on_conflict="reject")
     case.act("reschedule", 1, b"order", at_ms=T, due_ms=later_ms)
     case.deliver(0, later_ms, later_ms)
-    folder = write_archive(archive_of(spark, [case]), tmp_path / "archive")
+    folder = write_archive(rows_of([case]), tmp_path / "archive")
     request = BackfillRequest(mode="all", ids=[b"order".hex()], targets=["target*"])
     (one,) = find(spark, ArchiveStorage(str(folder)), request, limit=10).deliveries
     assert (one.due_ms, one.outcome) == (later_ms, "delivered")

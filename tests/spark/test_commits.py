@@ -24,7 +24,7 @@ from chronos.spark.delta import append, create, last_version, read
 from chronos.spark.session import ignore, one_line
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables, pinned, read_table
-from tests.spark.cases import JudgedShard, T, add_batch, archive_of, write_archive
+from tests.spark.cases import JudgedShard, T, add_batch, archive_of, begin_archive
 from tests.spark.erasing import counts
 from tests.spark.histories import HOUR_MS
 from tests.spark.kills import command, ended, kill_at_step
@@ -50,7 +50,9 @@ def batch(spark: SparkSession, first: int) -> Tables:
 @pytest.fixture(scope="module")
 def origin(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive of one batch."""
-    return write_archive(batch(spark, 0), tmp_path_factory.mktemp("commits") / "archive")
+    folder = begin_archive(tmp_path_factory.mktemp("commits") / "archive")
+    add_batch(batch(spark, 0), folder, "first")
+    return folder
 
 
 @pytest.fixture

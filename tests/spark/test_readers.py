@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.spark.cases import JudgedShard, T, archive_of, write_archive
+from chronos.spark.codec import CALENDAR_MS_MAX
+from tests.spark.cases import (
+    JudgedShard,
+    T,
+    add_batch,
+    archive_of,
+    begin_archive,
+    rows_of,
+    write_archive,
+)
+from tests.spark.erasing import rows_archived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,14 +41,34 @@ def run_example(names: str, archive: Path) -> dict[str, Any]:
     return found
 
 
+def case() -> JudgedShard:
+    """Two messages of one month and one of the next, two that are due and were sent at times that
+    no timestamp holds, and two deliveries with headers."""
+    customer = [{"name": "customer", "value": b"42"}, {"name": "customer", "value": b"43"}]
+    made = JudgedShard("", {}).send(0, T).send(1, T + 1).send(2, T + 31 * 86_400_000)
+    made.send(3, CALENDAR_MS_MAX + 1, headers=[]).send(4, None, timestamp_ms=-2)
+    return made.deliver(0, T, T, headers=customer).deliver(1, T + 1, T + 1, headers=customer[1:])
+
+
 @pytest.fixture(scope="module")
 def archived(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two messages of one month and one of the next, and two deliveries with headers."""
-    customer = [{"name": "customer", "value": b"42"}, {"name": "customer", "value": b"43"}]
-    case = JudgedShard("", {}).send(0, T).send(1, T + 1).send(2, T + 31 * 86_400_000)
-    case.deliver(0, T, T, headers=customer).deliver(1, T + 1, T + 1, headers=customer[1:])
-    folder = tmp_path_factory.mktemp("readers") / "archive"
-    return write_archive(archive_of(spark, [case]), folder)
+    """An archive of these messages."""
+    folder = begin_archive(tmp_path_factory.mktemp("readers") / "archive")
+    add_batch(archive_of(spark, [case()]), folder, "first")
+    return folder
+
+
+def test_rows_are_stored_as_without_spark(archived: Path, tmp_path: Path) -> None:
+    """Their times, their first headers and their partitions, by another program."""
+    by_hand = rows_archived(write_archive(rows_of([case()]), tmp_path / "archive"))
+    found = rows_archived(archived)
+    assert found == by_hand
+    assert {row["month"] for row in found["messages"]} == {
+        date(2030, 1, 1),
+        date(2030, 2, 1),
+        date(9999, 12, 1),
+        date(1970, 1, 1),
+    }
 
 
 def test_deltalake_reads_a_partition(archived: Path) -> None:

@@ -64,11 +64,10 @@ def run_restore(
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
-def write_archive(spark: SparkSession, storage: ArchiveStorage, logs: Logs, messages: int) -> None:
+def write_archive(folder: Path, logs: Logs, messages: int) -> None:
     """An archive of these logs, whose messages were settled long ago."""
     write_lost(
-        spark,
-        storage,
+        folder,
         cluster=logs.cluster,
         delay=logs.delay,
         target=logs.target,
@@ -175,7 +174,7 @@ def test_a_restore_that_was_begun_is_completed_by_the_same_command(
     """Ids of delivered messages are sent as settled and without a payload; ids that Chronos
     generated are not sent."""
     logs, storage = Logs(broker), ArchiveStorage(str(tmp_path / "archive"))
-    write_archive(spark, storage, logs, 40)
+    write_archive(tmp_path / "archive", logs, 40)
     new = f"{logs.cluster}.new.delay"
     broker.create_topic(new, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"})
     brokers = logs.brokers()
@@ -256,7 +255,7 @@ def test_a_restore_to_another_kafka_cluster_that_is_killed_is_completed_by_the_s
 ) -> None:
     """kill -9 while it plans, amid its sending and near its end: each id is sent once."""
     logs, storage, messages = Logs(broker), ArchiveStorage(str(tmp_path / "archive")), 300_000
-    write_archive(spark, storage, logs, messages)
+    write_archive(tmp_path / "archive", logs, messages)
     brokers = logs.brokers()
     claim = storage.read_json("archive.json")
     storage.write_json("archive.json", {**claim, CLUSTER_ID: brokers.cluster_id()})

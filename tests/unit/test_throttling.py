@@ -34,14 +34,21 @@ def told(throttling: Throttling, seconds: float) -> None:
     throttling.told(ThrottleEvent("broker", 1, seconds))
 
 
+def ended(clock: HandTime, throttling: Throttling, took_s: float) -> None:
+    clock.now_s += took_s
+    throttling.ended(MESSAGES)
+
+
 def test_a_step_has_the_bytes_of_half_the_time_out_at_the_rate_seen(clock):
     """The time for which a broker takes nothing more counts as time that the transaction took."""
     quiet, throttling = Throttling(10.0), Throttling(10.0)
-    quiet.ended(MESSAGES, 1.0)
+    quiet.begun()
+    ended(clock, quiet, 1.0)
     assert quiet.throttle is None
-    told(throttling, 3.0)
+    assert throttling.begun() == clock.now_s + 10.0
+    told(throttling, 4.0)
     assert throttling.is_told
-    throttling.ended(MESSAGES, 1.0)
+    ended(clock, throttling, 1.0)
     found = throttling.throttle
     assert found is not None
     assert found.rate == BYTES // 4
@@ -52,8 +59,9 @@ def test_a_step_has_the_bytes_of_half_the_time_out_at_the_rate_seen(clock):
 def test_a_transaction_waits_while_brokers_take_nothing_for_longer_than_half_its_time_out(clock):
     """And no longer than the heartbeat of the master permits."""
     throttling = Throttling(10.0)
+    throttling.begun()
     told(throttling, 8.0)
-    throttling.ended(MESSAGES, 0.1)
+    ended(clock, throttling, 0.0)
     assert throttling.throttle is not None
     assert throttling.throttle.pause_ms == 3_000
     clock.now_s += 2.9
@@ -69,9 +77,9 @@ def test_the_rate_grows_slowly_and_falls_at_once(clock):
     throttling = Throttling(10.0)
     rates = []
     for seconds in (4.0, 0.001, 8.0):
+        throttling.begun()
         told(throttling, seconds)
-        clock.now_s += seconds
-        throttling.ended(MESSAGES, seconds)
+        ended(clock, throttling, seconds)
         assert throttling.throttle is not None
         rates.append(throttling.throttle.rate)
     assert rates == [BYTES // 4, int(BYTES / 4 * THROTTLE_GROWTH), BYTES // 8]
@@ -79,11 +87,12 @@ def test_the_rate_grows_slowly_and_falls_at_once(clock):
 
 def test_without_quotas_steps_become_as_large_again_as_before(clock):
     throttling = Throttling(10.0)
+    throttling.begun()
     told(throttling, 4.0)
-    throttling.ended(MESSAGES, 0.0)
+    ended(clock, throttling, 0.0)
     sizes = []
     while (found := throttling.throttle) is not None:
         sizes.append(found.bytes_max)
-        throttling.ended(MESSAGES, 0.01)
+        ended(clock, throttling, 0.01)
     assert sizes == sorted(set(sizes))
     assert UNTHROTTLED_BYTES / THROTTLE_GROWTH <= sizes[-1] <= UNTHROTTLED_BYTES

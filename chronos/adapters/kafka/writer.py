@@ -83,6 +83,8 @@ class Throttling:
         """`timeout_s`: of a transaction."""
         self.timeout_s = timeout_s
         self._half_s = timeout_s / 2
+        self._begun_s = 0.0
+        """Monotonic time at which the open transaction began."""
         self._told = False
         """A broker told of a quota during the open transaction."""
         self._until_s = 0.0
@@ -94,19 +96,25 @@ class Throttling:
         """Whether a quota slows the open transaction down."""
         return self._told
 
+    def begun(self) -> float:
+        """Note the beginning of a transaction: the monotonic time by which it must have ended."""
+        self._begun_s = time.monotonic()
+        return self._begun_s + self.timeout_s
+
     def told(self, event: ThrottleEvent) -> None:
         """Note what a broker said. The callback of a producer."""
         if event.throttle_time > 0:
             self._told = True
             self._until_s = max(self._until_s, time.monotonic() + event.throttle_time)
 
-    def ended(self, messages: Sequence[Outgoing], took_s: float) -> None:
+    def ended(self, messages: Sequence[Outgoing]) -> None:
         """Note the end of a transaction, whether it was committed or not."""
         told, self._told = self._told, False
         if told:
             size = sum(batch_bytes(*message[1:4]) for message in messages)
-            left_s = max(0.0, self._until_s - time.monotonic())
-            seen = max(1.0, size / max(0.001, took_s + left_s))
+            # A broker that takes nothing more for a while makes the transaction so much longer.
+            until_s = max(self._until_s, time.monotonic())
+            seen = max(1.0, size / max(0.001, until_s - self._begun_s))
             # A broker lets a burst pass and counts it for seconds: one rate proves little.
             self._rate = seen if self._rate is None else min(seen, self._rate * THROTTLE_GROWTH)
         elif self._rate is not None:
@@ -197,7 +205,7 @@ class KafkaWriter:
     def send(self, messages: Sequence[Outgoing], progress: bytes) -> None:
         """1. begin, 2. produce everything; librdkafka's threads send while the caller does
         something else."""
-        self._deadline = deadline = time.monotonic() + self._timeout_s
+        self._deadline = deadline = self._throttling.begun()
         self._reports = reports = []
         self.sent = []
         self._messages = messages
@@ -246,8 +254,7 @@ class KafkaWriter:
         try:
             return self._finished(verify)
         finally:
-            begun_s = self._deadline - self._timeout_s
-            self._throttling.ended(self._messages, time.monotonic() - begun_s)
+            self._throttling.ended(self._messages)
 
     def _finished(self, verify: Verify) -> Appended:
         deadline = self._deadline
