@@ -73,7 +73,7 @@ def test_each_record_is_there_once_byte_for_byte(
     spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
 ) -> None:
     """Null keys, null values, no headers, binary and repeated headers; and the next run adds only
-    new records."""
+    new records, of a target that is compacted from then on."""
     odd: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = [
         (None, None, []),
         (b"\xff\x00", b"\x80", [("a", b"\xfe"), ("a", None), ("ü", b"")]),
@@ -114,7 +114,18 @@ def test_each_record_is_there_once_byte_for_byte(
     logs.flush()
     # Without targets those that messages name are archived, also one that the run has just found.
     named = logs.plan(targets=None)
-    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, ignore))
+
+    def compact_target(step: Step) -> None:
+        if step.name == "archiving deliveries" and not step.done:
+            logs.configure(logs.target, "cleanup.policy", "compact")
+
+    done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, compact_target))
+    reads = sorted(
+        (row["sequence"], row["compacted"])
+        for row in table(tmp_path, "offsets").to_pylist()
+        if row["topic"] == logs.target
+    )
+    assert (reads[0][1], reads[-1][1]) == (False, True)
     assert done == {"progress": 0, "deliveries": 1, "rejected": 0, "dead_letters": 0, "messages": 1}
     assert positions_in(tmp_path, "messages", "shard") == [(0, at) for at in range(4)]
     (delivered,) = table(tmp_path, "deliveries").to_pylist()

@@ -52,7 +52,7 @@ from chronos.spark.audit.job import (
     judge,
 )
 from chronos.spark.audit.outcomes import OUTCOMES, WRONG, Span
-from chronos.spark.audit.report import html
+from chronos.spark.audit.report import TARGETS_SHOWN, html
 from chronos.spark.audit.summary import DAY_MS
 from chronos.spark.objective import parse_objective, results
 from chronos.spark.request import BackfillRequest
@@ -491,6 +491,13 @@ def test_the_page_fetches_nothing_runs_nothing_and_escapes_names(audited: Audit)
     for outcome in audited.overall.counts:
         assert outcome in page
     assert "90 s" in page or "1.5 min" in page
+
+
+def test_the_page_says_how_many_targets_it_leaves_out(audited: Audit) -> None:
+    (row, *_) = audited.targets
+    for left_out, said in ((0, []), (2, ["2"]), (1_000, ["1,000"])):
+        page = html(structs.replace(audited, targets=[row] * (TARGETS_SHOWN + left_out)))
+        assert re.findall(r"and ([0-9,]+) more targets", page) == said
 
 
 def test_json_has_times_as_rfc_3339_and_lateness_in_milliseconds(audited: Audit) -> None:

@@ -25,12 +25,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 from msgspec import Struct, structs
 
 from chronos.adapters.kafka.connection import BATCH_BYTES
@@ -441,14 +435,7 @@ def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
     lost = make(400)
 
     def takes(bytes_max: int) -> None:
-        resource = ConfigResource(ResourceType.TOPIC, lost.logs.delay)
-        resource.add_incremental_config(
-            ConfigEntry(
-                "max.message.bytes", str(bytes_max), incremental_operation=AlterConfigOpType.SET
-            )
-        )
-        admin = lost.logs.broker.admin()  # kept: a client that is gone answers nobody
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        lost.logs.configure(lost.logs.delay, "max.message.bytes", str(bytes_max))
 
     takes(300)
     job = lost.job()
@@ -481,12 +468,7 @@ def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost
     """A replay would take the place of a newer record of its key. The policy counts that the target
     has now, and had if it is gone."""
     lost = make(400)
-    resource = ConfigResource(ResourceType.TOPIC, lost.logs.target)
-    resource.add_incremental_config(
-        ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
-    )
-    admin = lost.logs.broker.admin()
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    lost.logs.configure(lost.logs.target, "cleanup.policy", "compact")
     job = lost.job()
     for mode, compacted, messages in (
         ("missing", False, 0),
