@@ -170,30 +170,28 @@ class Waiter:
         wait_beyond: Callable[[int, float], object],
         executor: Executor,
         stopping: asyncio.Event | None = None,
+        ended: Callable[[], object] = lambda: None,
     ) -> None:
         """`reached`: the position now. `wait_beyond(position, timeout_s)`: returns once it is
         greater, or after the time.
 
-        `stopping`: ends every wait.
+        `stopping`: ends every wait. `ended` is called once no request waits any more.
         """
         self._reached = reached
         self._wait_beyond = wait_beyond
         self._executor = executor
         self._stopping = stopping
+        self._ended = ended
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._watching: asyncio.Task[None] | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing waits."""
-        return self._watching is None
-
     async def wait(self, position: int, timeout_s: float) -> bool:
         """Wait until the position is reached; False after the time."""
-        if self._reached() >= position:
-            return True
-        if timeout_s <= 0:
-            return False
+        is_reached = self._reached() >= position
+        if is_reached or timeout_s <= 0:
+            if self._watching is None:
+                self._ended()
+            return is_reached
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiters.append((position, future))
@@ -228,6 +226,7 @@ class Waiter:
                 await loop.run_in_executor(self._executor, self._wait_beyond, reached, CHECK_S)
         finally:
             self._watching = None
+            self._ended()
 
 
 class Browsable(Protocol):
@@ -278,11 +277,7 @@ class Polls:
         waiter = self._ends.get(key)
         if waiter is None:
             waiter = self._ends[key] = self._end_waiter(topic, partition)
-        try:
-            await waiter.wait(offset + 1, timeout_s)
-        finally:
-            if waiter.is_idle:
-                self._ends.pop(key, None)
+        await waiter.wait(offset + 1, timeout_s)
 
     def _end_waiter(self, topic: str, partition: int) -> Waiter:
         reader = self._log.reader(topic, partition, self._log.stable_end(topic, partition))
@@ -296,6 +291,7 @@ class Polls:
             wait_beyond,
             self._executor,
             self._stopping,
+            lambda: self._ends.pop((topic, partition), None),
         )
 
     async def wait_for_topic(self, topic: str, timeout_s: float) -> bool:
