@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
@@ -94,6 +95,16 @@ def plain(log: KafkaLog, topic: str, partition: int) -> tuple[list[Record], int]
     records = read_until(reader, end)
     reader.close()
     return records, end
+
+
+def test_a_reader_shares_from_the_start_by_its_mode(log: KafkaLog, topic: str) -> None:
+    with (
+        closing(log.reader(topic, 0, 0, mode="quiet")) as quiet,
+        closing(log.reader(topic, 1, 0, mode="patient")) as patient,
+    ):
+        assert isinstance(quiet, PatientReader)
+        assert isinstance(patient, PatientReader)
+        assert (shares(quiet), shares(patient)) == (True, False)
 
 
 def test_readers_that_move_read_every_record_once(
