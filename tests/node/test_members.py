@@ -17,6 +17,7 @@ from rich.console import Console
 
 from chronos.admin.cluster.cluster import ClusterHandlers as Handlers
 from chronos.admin.cluster.cluster import wait_for_member
+from chronos.admin.cluster.overview import replicas_of
 from chronos.admin.http.context import silence
 from chronos.admin.http.waiting import poll
 from chronos.cli.service.doctor_cluster import _roles
@@ -24,7 +25,7 @@ from chronos.cli.service.findings import of_cluster, of_nodes
 from chronos.cli.service.status import _screen
 from chronos.config import load
 from chronos.core.cluster.health import HealthRules
-from chronos.core.cluster.roles import ClusterState, Member, Roles, ShardRoles
+from chronos.core.cluster.roles import ClusterState, Member, ReplicaReport, Roles, ShardRoles
 from chronos.core.shard.codec import State
 from chronos.errors import ConfigurationError, CoordinatorFull
 from chronos.node.cluster import health_rules, heartbeat_ms
@@ -54,6 +55,21 @@ def member(node: str) -> Member:
     return Member(
         node=node, instance=f"i-{node}", address=f"http://{node}", version="1.0", started_ms=0
     )
+
+
+def test_the_replicas_of_a_shard_are_those_held_and_those_to_be_held() -> None:
+    """Each with its distance from the furthest."""
+    roles = {"a": ("master", 9), "b": ("none", None), "c": ("none", None), "d": ("replica", 4)}
+    members = {
+        node: replace(member(node), replicas={1: ReplicaReport(role=role, applied=applied)})
+        for node, (role, applied) in roles.items()
+    }
+    found = replicas_of(members | {"e": member("e")}, 1, ["a", "b", "e"])
+    assert [(each.node, each.role, each.applied, each.lag) for each in found] == [
+        ("a", "master", 9, 0),
+        ("b", "none", None, None),
+        ("d", "replica", 4, 5),
+    ]
 
 
 def snapshots(*nodes: tuple[str, ...]) -> Iterator[ClusterSnapshot]:

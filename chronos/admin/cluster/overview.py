@@ -3,7 +3,7 @@ the outcomes by target, the rate limits, and the health checks `/livez` and `/re
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 
 import msgspec
@@ -47,7 +47,7 @@ from chronos.admin.http.schemas import (
 from chronos.admin.http.waiting import poll
 from chronos.admin.messages.scheduling import duration_ms, time_ms
 from chronos.core.cluster.reports import NOT_HELD
-from chronos.core.cluster.roles import verdicts
+from chronos.core.cluster.roles import Member, verdicts
 from chronos.core.keys import LIMITED, MINUTE_MS, OFFSET_MAX, Lane
 from chronos.core.query.filter import WILDCARDS
 from chronos.core.query.pages import next_place_ms
@@ -349,22 +349,7 @@ class Overview:
         snapshot = membership.snapshot()
         assigned = None if snapshot.roles is None else snapshot.roles.shards.get(shard.number)
         holders = () if assigned is None else assigned.replicas
-        found = [
-            (node, replica)
-            for node, member in sorted(snapshot.members.items())
-            if (replica := member.replicas.get(shard.number)) is not None
-            and (replica.role != NOT_HELD or node in holders)
-        ]
-        furthest = max((replica.applied or 0 for _, replica in found), default=0)
-        replicas = [
-            ReplicaInfo(
-                node=node,
-                role=replica.role,
-                applied=replica.applied,
-                lag=None if replica.applied is None else furthest - replica.applied,
-            )
-            for node, replica in found
-        ]
+        replicas = replicas_of(snapshot.members, shard.number, holders)
         if assigned is None:
             return None, None, replicas
         return assigned.master, format_time(assigned.since_ms), replicas
@@ -517,6 +502,29 @@ def _lateness(lateness: Histogram) -> Lateness:
 def _counters(counts: TargetCounts) -> dict[str, int]:
     """The fields of `TargetCounters`."""
     return {"delivered": counts.delivered, "late": counts.late, "dead_letters": counts.dead}
+
+
+def replicas_of(
+    members: Mapping[str, Member], shard: int, holders: Collection[str]
+) -> list[ReplicaInfo]:
+    """The replicas of a shard: those that a node holds, and those that it is to hold. `holders`:
+    the nodes to which they are assigned."""
+    found = [
+        (node, replica)
+        for node, member in sorted(members.items())
+        if (replica := member.replicas.get(shard)) is not None
+        and (replica.role != NOT_HELD or node in holders)
+    ]
+    furthest = max((replica.applied or 0 for _, replica in found), default=0)
+    return [
+        ReplicaInfo(
+            node=node,
+            role=replica.role,
+            applied=replica.applied,
+            lag=None if replica.applied is None else furthest - replica.applied,
+        )
+        for node, replica in found
+    ]
 
 
 def added_up(histories: Iterable[Iterable[Minute]]) -> list[Minute]:
