@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from chronos.adapters.kafka.batches import batch_header
 from chronos.adapters.kafka.log import KafkaLog
-from chronos.errors import LogUnavailable
+from chronos.errors import ConfigurationError, LogUnavailable
 from chronos.ports import TopicSpec
 from tests.harness.broker import Broker
 from tests.harness.ports import free_port
@@ -108,14 +109,14 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
         yield Doors(broker, f"127.0.0.1:{login}", f"127.0.0.1:{tls}", certificate)
 
 
-def log_at(address: str, properties: dict[str, str]) -> KafkaLog:
+def log_at(address: str, properties: dict[str, str], request_timeout_s: float = 2.0) -> KafkaLog:
     """A log, not connected yet."""
     return KafkaLog(
         bootstrap_servers=address,
         properties=properties,
         progress_topic="progress",
         transaction_timeout_s=1.0,
-        request_timeout_s=2.0,
+        request_timeout_s=request_timeout_s,
     )
 
 
@@ -227,33 +228,49 @@ def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -
             batch_header((host, int(at)), properties, topic, 0, 1, ANSWER_S)
 
 
+def deny(doors: Doors, topic: str, operation: AclOperation) -> None:
+    """Allow the user all but this operation on a topic."""
+    bindings = [
+        AclBinding(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            "User:chronos",
+            "*",
+            each,
+            permission,
+        )
+        for each, permission in (
+            (operation, AclPermissionType.DENY),
+            (AclOperation.ALL, AclPermissionType.ALLOW),
+        )
+    ]
+    admin = doors.broker.admin()  # kept: a client that is gone answers nobody
+    for future in admin.create_acls(bindings).values():
+        future.result(30)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_may_not_be_seen_is_not_taken_for_missing(doors: Doors) -> None:
+    """It cannot be created, because it is there: the error says so."""
+    topic = doors.broker.create_topic("hidden")
+    deny(doors, topic, AclOperation.DESCRIBE)
+    hidden = [TopicSpec(name=topic, partitions=1, settings={})]
+    error = f"{topic} exists, but Kafka does not let Chronos describe it"
+    with (
+        closing(log_at(doors.login, password("right"), ANSWER_S)) as log,
+        pytest.raises(ConfigurationError, match=error),
+    ):
+        log.prepare(hidden, create=True)
+
+
 @pytest.mark.kafka
 def test_the_doctor_names_a_topic_that_may_not_be_written(doors: Doors, tmp_path: Path) -> None:
     """The operation that an ACL denies, for each of Chronos's own topics."""
     topics = Topics.of("acl")
     for topic in topics:
         doors.broker.create_topic(topic, config={"message.timestamp.type": "LogAppendTime"})
-    denial = AclBinding(
-        ResourceType.TOPIC,
-        topics.dead_letter,
-        ResourcePatternType.LITERAL,
-        "User:chronos",
-        "*",
-        AclOperation.WRITE,
-        AclPermissionType.DENY,
-    )
-    allowed = AclBinding(
-        ResourceType.TOPIC,
-        topics.dead_letter,
-        ResourcePatternType.LITERAL,
-        "User:chronos",
-        "*",
-        AclOperation.ALL,
-        AclPermissionType.ALLOW,
-    )
-    admin = doors.broker.admin()
-    for future in admin.create_acls([denial, allowed]).values():
-        future.result(30)
+    deny(doors, topics.dead_letter, AclOperation.WRITE)
     properties = {
         f"log.kafka.properties.{name}": value for name, value in password("right").items()
     }

@@ -25,7 +25,7 @@ from chronos.admin.http.access import Access, is_token_of
 from chronos.admin.http.connections import SparseLog
 from chronos.admin.http.problems import ProblemError
 from chronos.admin.http.routes import table
-from chronos.admin.http.tokens import TokenFile, digest, parse_tokens
+from chronos.admin.http.tokens import SenderLimits, TokenFile, digest, parse_tokens
 from chronos.cli.app import app
 from chronos.client import AsyncClient, Client, Refused
 from chronos.config import load
@@ -432,6 +432,21 @@ def test_a_changed_file_counts_at_once(tmp_path):
     assert [line["event"] for line in logs] == ["tokens not read", "tokens not read"]
     limited_tokens_file(tmp_path, {"fourth": (["read"], ["*"])})
     assert tokens.sender("second") is None
+
+
+def test_a_token_has_the_limits_that_its_file_gives_and_the_defaults_for_others(tmp_path):
+    path = tmp_path / "tokens.yaml"
+    own = {"a": {"limits": {"polls": 7, "jobs": 2}}, "b": {}}
+    tokens = [
+        {"name": name, "sha256": digest(name), "roles": ["read"], **more}
+        for name, more in own.items()
+    ]
+    path.write_text(json.dumps({"tokens": tokens}))
+    senders = [TokenFile(str(path)).sender(name) for name in own]
+    assert [sender and sender.limits for sender in senders] == [
+        SenderLimits(polls=7, connections=200, jobs=2),
+        SenderLimits(polls=100, connections=200, jobs=3),
+    ]
 
 
 ENTRIES = (
