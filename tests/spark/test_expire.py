@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_a_killed_expiry_is_completed_by_the_next(
     assert expire(spark, storage, READ_MS, ignore).erased == (0 if is_committed else 2)
     assert counts(spark, folder) == {"erased": 2}
     assert column(folder, "messages", "offset") == []
+
+
+def test_the_command_expires_what_is_older_than_asked(tmp_path: Path) -> None:
+    """Nothing of messages of later years; with JSON on stdout."""
+    case = JudgedShard("", {}).send(0, T).deliver(0, T, T)
+    archived(tmp_path, case)
+    folder = tmp_path / "archive"
+    before = rows_archived(folder)
+    done = ended(command("expire", folder, ["--older-than", "1d", "--yes", "-o", "json"]))
+    assert done.returncode == 0, done.stderr
+    names = ("messages", "deliveries", "rejected", "dead_letters", "decisions", "progress")
+    assert json.loads(done.stdout) == {"rows": dict.fromkeys(names, 0), "erased": 0}
+    assert rows_archived(folder) == before
 
 
 @pytest.mark.campaign

@@ -306,6 +306,22 @@ def test_a_command_that_is_killed_forgets_everything_or_nothing_and_the_next_one
     assert holders(folder, MINE) == []
 
 
+def test_the_command_says_what_it_removed_and_what_it_did_not_find(folder: Path) -> None:
+    """A table on stdout, the rest on stderr, and exit code 4."""
+    done = ended(command("forget", folder, ["--id", MINE.decode(), "--id", "nobody", "--yes"]))
+    assert done.returncode == 4, done.stderr
+    removed = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert {name: int(count) for name, count in removed} == {
+        "messages": 3,
+        "deliveries": 3,
+        "rejected": 0,
+        "dead_letters": 0,
+    }
+    assert "the outcomes and times of 3 deliveries stay" in done.stderr
+    assert "the archive holds nothing of nobody" in done.stderr
+    assert holders(folder, MINE) == []
+
+
 def test_the_command_asks_before_it_erases(folder: Path, tmp_path: Path) -> None:
     """Without a terminal it needs --yes; it needs an id, from an option or a file."""
 
