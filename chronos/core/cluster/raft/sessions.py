@@ -9,7 +9,7 @@ the same. `Sessions` has no clock: time is an argument, in ms of a clock that ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -133,15 +133,17 @@ class Sessions:
         """Return whether the session of this incarnation has ended: it never counts again."""
         return incarnation in self._ended
 
-    def settled(self, roles: Roles | None, now_ms: int) -> bool:
+    def settled(self, roles: Roles | None, voters: Collection[str], now_ms: int) -> bool:
         """Return whether the members are all known: a session timeout has passed, or all nodes of
-        the roles have reported."""
+        the roles have reported.
+
+        Without roles all voters have to: most of them may have lost their disks, and another one
+        may be a master that does not know this leader yet."""
         if not self._settled:
-            nodes = (
-                frozenset[str]() if roles is None else roles.nodes - {self._previous, *roles.away}
-            )
+            nodes = frozenset(voters) if roles is None else roles.nodes - roles.away.keys()
             self._settled = (
-                now_ms - self._began_ms >= self._timeout_ms or nodes <= self._sessions.keys()
+                now_ms - self._began_ms >= self._timeout_ms
+                or nodes - {self._previous} <= self._sessions.keys()
             )
         return self._settled
 
