@@ -18,10 +18,15 @@ from uuid import uuid4
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ResourcePatternType,
+    ResourceType,
 )
 
 from chronos.core.shard.progress import Progress, unpack_progress
@@ -335,6 +340,27 @@ def alter_topic(kafka: Clients, topic: str, **settings: str) -> None:
     while not _has_settings(admin, topic, settings):
         check_deadline(deadline, f"{topic} does not show {settings}")
     kafka.create_topic(f"after.{uuid4().hex}")
+
+
+def rule(
+    kafka: Clients,
+    topic: str,
+    operation: AclOperation,
+    verdict: AclPermissionType,
+    user: str = "ANONYMOUS",
+) -> None:
+    """Allow or deny a user an operation on a topic; by default all clients that do not log in."""
+    admin = kafka.admin()
+    binding = AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        verdict,
+    )
+    admin.create_acls([binding])[binding].result(30)
 
 
 def _has_settings(admin: AdminClient, topic: str, settings: Mapping[str, str]) -> bool:

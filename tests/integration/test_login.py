@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
     AclOperation,
     AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -31,7 +28,7 @@ from tests.harness.broker import Broker
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.harness.waiting import wait_until
-from tests.integration.foreign import Sent, Topics, examine, produce
+from tests.integration.foreign import Sent, Topics, examine, produce, rule
 
 TOPICS = [TopicSpec(name="progress", partitions=1, settings={})]
 ANSWER_S = 60.0
@@ -230,24 +227,11 @@ def test_the_header_of_a_batch_is_read_with_a_login_and_over_tls(doors: Doors) -
 
 def deny(doors: Doors, topic: str, operation: AclOperation) -> None:
     """Allow the user all but this operation on a topic."""
-    bindings = [
-        AclBinding(
-            ResourceType.TOPIC,
-            topic,
-            ResourcePatternType.LITERAL,
-            "User:chronos",
-            "*",
-            each,
-            permission,
-        )
-        for each, permission in (
-            (operation, AclPermissionType.DENY),
-            (AclOperation.ALL, AclPermissionType.ALLOW),
-        )
-    ]
-    admin = doors.broker.admin()  # kept: a client that is gone answers nobody
-    for future in admin.create_acls(bindings).values():
-        future.result(30)
+    for each, verdict in (
+        (operation, AclPermissionType.DENY),
+        (AclOperation.ALL, AclPermissionType.ALLOW),
+    ):
+        rule(doors.broker, topic, each, verdict, "chronos")
 
 
 @pytest.mark.kafka

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
@@ -31,6 +30,7 @@ from tests.integration.foreign import (
     alter_topic,
     produce,
     read_all,
+    rule,
     schedule,
     topic_names_of,
 )
@@ -221,21 +221,8 @@ def secured_broker() -> Iterator[Broker]:
 
 def allow_only(kafka: Clients, topic: str, *operations: AclOperation) -> None:
     """Allow all clients these operations on a topic, and no others."""
-    admin = kafka.admin()
-    bindings = [
-        AclBinding(
-            ResourceType.TOPIC,
-            topic,
-            ResourcePatternType.LITERAL,
-            "User:ANONYMOUS",
-            "*",
-            operation,
-            AclPermissionType.ALLOW,
-        )
-        for operation in operations
-    ]
-    for future in admin.create_acls(bindings).values():
-        future.result(30)
+    for operation in operations:
+        rule(kafka, topic, operation, AclPermissionType.ALLOW)
 
 
 def allow_all(kafka: Clients, topic: str) -> None:

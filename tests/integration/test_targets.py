@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
     AclOperation,
     AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
 )
 
 from chronos.core.keys import partition_of
@@ -33,6 +30,7 @@ from tests.integration.foreign import (
     alter_topic,
     delete_topic,
     produce,
+    rule,
     schedule,
     topic_names_of,
 )
@@ -396,21 +394,6 @@ def secured_broker() -> Iterator[Broker]:
     }
     with Broker(settings) as broker:
         yield broker
-
-
-def rule(kafka: Clients, topic: str, operation: AclOperation, verdict: AclPermissionType) -> None:
-    """Allow or deny an operation on a topic to all clients."""
-    admin = kafka.admin()
-    binding = AclBinding(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.LITERAL,
-        "User:ANONYMOUS",
-        "*",
-        operation,
-        verdict,
-    )
-    admin.create_acls([binding])[binding].result(30)
 
 
 @pytest.mark.parametrize("creates", [False, True], ids=["", "create_topics"])

@@ -10,12 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 from deltalake import DeltaTable
 
 from chronos.adapters.kafka.log import KafkaLog
@@ -49,15 +43,6 @@ class Logs:
         self.broker.create_topic(
             topic, partitions=SHARDS, config={"message.timestamp.type": "LogAppendTime"}
         )
-
-    def configure(self, topic: str, name: str, value: str) -> None:
-        """Change a setting of a topic."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        resource.add_incremental_config(
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        )
-        admin = self.broker.admin()  # kept: a client that is gone answers nobody
-        admin.incremental_alter_configs([resource])[resource].result(30)
 
     def delete(self, topic: str) -> None:
         """Delete a topic, and wait until the broker no longer lists it."""

@@ -34,6 +34,7 @@ from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
 from tests.harness.broker import Broker
 from tests.harness.waiting import check_deadline, wait_until
+from tests.integration.foreign import alter_topic
 from tests.spark.conftest import conf, small
 from tests.spark.logs import SHARDS, Logs, positions_in, table
 
@@ -117,7 +118,7 @@ def test_each_record_is_there_once_byte_for_byte(
 
     def compact_target(step: Step) -> None:
         if step.name == "archiving deliveries" and not step.done:
-            logs.configure(logs.target, "cleanup.policy", "compact")
+            alter_topic(logs.broker, logs.target, cleanup_policy="compact")
 
     done = by_table(archive(spark, brokers, ArchiveStorage(str(tmp_path)), named, compact_target))
     reads = sorted(

@@ -56,6 +56,7 @@ from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.waiting import wait_until
 from tests.integration.flow import read_committed
+from tests.integration.foreign import alter_topic
 from tests.spark.backfills import backfill_of, opener_of
 from tests.spark.conftest import conf, small
 from tests.spark.kills import kill_when
@@ -254,12 +255,6 @@ def planned_400(
     lost.brokers.close()
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans of many parts."""
-    monkeypatch.setattr(module, "PART_ROWS", 4_000)
-
-
 def test_a_fenced_producer_writes_no_more_and_its_committed_rows_are_not_sent_again(
     make: Callable[[int], Lost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,9 +303,11 @@ def rows_of_part(lost: Lost, job: SendingJob, part: int) -> Iterator[Any]:
 
 
 @pytest.mark.campaign
-@pytest.mark.usefixtures("small_parts")
-def test_a_run_survives_the_kill_of_its_python_workers(make: Callable[[int], Lost]) -> None:
+def test_a_run_survives_the_kill_of_its_python_workers(
+    make: Callable[[int], Lost], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kill -9 of workers amid their parts: the log is read before a task is tried again."""
+    monkeypatch.setattr(module, "PART_ROWS", 4_000)
     lost = make(40_000)
     job, run = lost.begin()
     killed: list[int] = []
@@ -435,7 +432,7 @@ def test_batches_fit_the_topic_and_messages_that_are_too_large_are_left_out(
     lost = make(400)
 
     def takes(bytes_max: int) -> None:
-        lost.logs.configure(lost.logs.delay, "max.message.bytes", str(bytes_max))
+        alter_topic(lost.logs.broker, lost.logs.delay, max_message_bytes=str(bytes_max))
 
     takes(300)
     job = lost.job()
@@ -468,7 +465,7 @@ def test_messages_for_a_compacted_target_are_left_out(make: Callable[[int], Lost
     """A replay would take the place of a newer record of its key. The policy counts that the target
     has now, and had if it is gone."""
     lost = make(400)
-    lost.logs.configure(lost.logs.target, "cleanup.policy", "compact")
+    alter_topic(lost.logs.broker, lost.logs.target, cleanup_policy="compact")
     job = lost.job()
     for mode, compacted, messages in (
         ("missing", False, 0),

@@ -240,7 +240,7 @@ class Voter:
         self._voter = register.RegisterVoter(
             Elector(node=node, peers=tuple(sorted(peers)), timing=self.timing)
         )
-        self.sessions = Sessions(timing.timeout_ms)
+        self.sessions = Sessions(timing.timeout_ms, peers)
         self._content: tuple[LogEnd, Content] = (LogEnd(), Content())
         self._previous = ""
         self._links: dict[str, Link] = {}
@@ -614,7 +614,7 @@ class Voter:
         return self._content[1]
 
     def _is_settled(self) -> bool:
-        return self.sessions.settled(self._latest().roles, self._peers, _now_ms())
+        return self.sessions.settled(self._latest().roles, _now_ms())
 
     def _update(self, node: str, known: Report | None = None) -> StateUpdate:
         """The current state, as far as a quorum has it."""

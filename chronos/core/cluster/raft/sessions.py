@@ -74,10 +74,11 @@ class VoterSession(Struct, kw_only=True):
 class Sessions:
     """The members, while this node leads."""
 
-    def __init__(self, timeout_ms: int) -> None:
+    def __init__(self, timeout_ms: int, voters: Collection[str]) -> None:
         self.revision: RegistrationNumber = (0, 0)
         """Grows with every change of `members`; the first number is the term."""
         self._timeout_ms = timeout_ms
+        self._voters = frozenset(voters)
         self._sessions: dict[str, VoterSession] = {}
         self._ended: dict[str, None] = {}
         self._began_ms = 0
@@ -133,14 +134,14 @@ class Sessions:
         """Return whether the session of this incarnation has ended: it never counts again."""
         return incarnation in self._ended
 
-    def settled(self, roles: Roles | None, voters: Collection[str], now_ms: int) -> bool:
+    def settled(self, roles: Roles | None, now_ms: int) -> bool:
         """Return whether the members are all known: a session timeout has passed, or all nodes of
         the roles have reported.
 
         Without roles all voters have to: most of them may have lost their disks, and another one
         may be a master that does not know this leader yet."""
         if not self._settled:
-            nodes = frozenset(voters) if roles is None else roles.nodes - roles.away.keys()
+            nodes = self._voters if roles is None else roles.nodes - roles.away.keys()
             self._settled = (
                 now_ms - self._began_ms >= self._timeout_ms
                 or nodes - {self._previous} <= self._sessions.keys()
