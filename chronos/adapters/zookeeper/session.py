@@ -199,8 +199,9 @@ class Session:
 
     def _on_state(self, state: str) -> None:
         with self._lock:
-            self.connected = state == KazooState.CONNECTED
+            # First the time: a reader without the lock must not see a new connection as an old one.
             self.since_s = time.monotonic()
+            self.connected = state == KazooState.CONNECTED
             if not self.connected:
                 self.confirmed = False
                 self._drops += 1
