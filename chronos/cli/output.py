@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -200,11 +201,13 @@ def table(columns: Sequence[tuple[str, str]] | None, rows: Sequence[Sequence[str
 
 
 def local(moment: datetime | str | None) -> str:
-    """A time in the time zone of this machine."""
+    """A time in the time zone of this machine; as it is if it lies beyond the calendar there."""
     found = parsed(moment)
     if found is None:
         return str(moment) if moment else "-"
-    return found.astimezone().isoformat(sep=" ", timespec="milliseconds")
+    with suppress(OverflowError):
+        found = found.astimezone()
+    return found.isoformat(sep=" ", timespec="milliseconds")
 
 
 def parsed(moment: datetime | str | None) -> datetime | None:

@@ -13,12 +13,22 @@ An argument that is wrong on its own, such as a time without a zone, raises Valu
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from chronos.errors import ChronosError
+
+LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
+"""The last time that a `datetime` holds; it stands for every later one."""
+
+if TYPE_CHECKING:
+    AnyTime = datetime
+else:
+    # The HTTP interface writes a time beyond the year 9999 as epoch milliseconds, which msgspec
+    # does not take as a `datetime`: `_moment` reads these fields.
+    AnyTime = Any
 
 OnConflict = Literal["reject", "replace", "ignore", "upsert"]
 """Policy for a message whose id is taken."""
@@ -150,11 +160,14 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
     """Such as `every 30s`, or `cron 0 9 * * 1-5`."""
     times: int | None = None
     """The number of occurrences; None: without limit."""
-    until: datetime | None = None
-    """No occurrence is due after this time."""
+    until: AnyTime | None = None
+    """No occurrence is due after this time; LAST_MOMENT also for one beyond the year 9999."""
     time_zone: str | None = None
     """The time zone of a cron expression; None: UTC."""
     late_policy: LatePolicy = "fire-once"
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "until", _moment(self.until))
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +195,9 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When it was settled; None: it is pending, or the time is not kept."""
     accepted_at: datetime | None = None
     """When the log accepted it."""
-    expire_at: datetime | None = None
+    expire_at: AnyTime | None = None
+    """The message is not delivered after this time; LAST_MOMENT also for one beyond the year
+    9999."""
     target: Target | None = None
     """None once the message itself is deleted."""
     occurrence: int = 1
@@ -222,6 +237,16 @@ class MessageInfo(msgspec.Struct, frozen=True, kw_only=True):
     rejection: Rejection | None = None
     """The newest record with this id that was rejected after the message was accepted, if it was
     asked for; None: none is known."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "expire_at", _moment(self.expire_at))
+
+
+def _moment(given: object) -> datetime | None:
+    """Return the time as the HTTP interface writes it; LAST_MOMENT for one beyond the year 9999."""
+    if isinstance(given, str) and given.isdecimal():
+        return LAST_MOMENT
+    return msgspec.convert(given, datetime | None)
 
 
 class TargetCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 import chronos
 from chronos.client import (
+    MessageInfo,
     NotFound,
     Refused,
     Rejected,
@@ -28,6 +30,7 @@ from chronos.client import (
     requests,
     servers,
 )
+from chronos.client.models import ListedState
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
@@ -116,6 +119,55 @@ def test_many_are_scheduled_at_once_and_listed_in_order(client):
     assert [info.id for info in client.pending(target="listed", contains="a=")] == ["l/tenant"]
     client.schedule("listed", id="l/series", delay="1h", repeat="every 1h", wait="30s")
     assert [info.id for info in client.pending(target="listed", series=True)] == ["l/series"]
+
+
+def test_a_time_beyond_the_year_9999_is_the_last_one_that_a_datetime_holds(client, service):
+    """A message that never expires and a series without an end stop no list; `datetime.max` is
+    rounded up to the first millisecond of the year 10000."""
+    last = datetime.max.replace(tzinfo=UTC)
+    client.schedule("endless", "v", delay="1h", id="never-expires", expire_at=last)
+    client.schedule(
+        "endless", "v", delay="1h", id="never-ends", repeat="every 1h", repeat_until=last
+    )
+    client.schedule("endless", "v", delay="1h", id="ends", expire_at=later(7_200), wait="30s")
+
+    def both(found: list[MessageInfo]) -> None:
+        times = {each.id: each for each in found}
+        assert set(times) == {"never-expires", "never-ends", "ends"}
+        assert times["never-expires"].expire_at == last
+        assert times["never-ends"].repetition is not None
+        assert times["never-ends"].repetition.until == last
+        assert times["ends"].expire_at is not None
+        assert times["ends"].expire_at < later(7_300)
+
+    async def listed(state: ListedState) -> list[MessageInfo]:
+        async with chronos.AsyncClient(service.url) as other:
+            found = [each async for each in other.settled(state, target="endless")]
+            return found if state != "pending" else [await other.get(each.id) for each in found]
+
+    both([client.get(name) for name in ("never-expires", "never-ends", "ends")])
+    both(list(client.pending(target="endless")))
+    both(asyncio.run(listed("pending")))
+    for name, line in (("never-expires", "expires"), ("never-ends", "repeats")):
+        assert "9999-12-31 23:59:59.999+00:00" in shown_where_clocks_are_ahead(service, name, line)
+    for name in ("never-expires", "never-ends", "ends"):
+        assert client.cancel(name)
+    both(list(client.settled(target="endless")))
+    both(asyncio.run(listed("cancelled")))
+
+
+def shown_where_clocks_are_ahead(service: Service, name: str, begins: str) -> str:
+    """The line of `chronos get` that begins so, in a zone in which the last moment in UTC has no
+    local time; in a new Python, because a forked one keeps its zone."""
+    done = subprocess.run(
+        [sys.executable, "-m", "chronos", "get", name, "--server", service.url],
+        env={**os.environ, "TZ": "ahead-9"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (found,) = [line for line in done.stdout.splitlines() if line.startswith(begins)]
+    return found
 
 
 @pytest.mark.parametrize("name", ["a/b?c#d%", "..", b"\xff\x00", "ü", b"base64:x"])
