@@ -905,7 +905,15 @@ class JobInfo(Struct, kw_only=True):
     other_targets: Annotated[
         int, Meta(ge=0, description="Matching messages for targets beyond the first 10,000.")
     ] = 0
-    error: Annotated[str | None, Meta(description="Why it failed or was stopped.")] = None
+    error: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "Why it failed or was stopped. What it wrote stays: the same job again does the "
+                "rest."
+            )
+        ),
+    ] = None
 
 
 class Jobs(Struct, kw_only=True):

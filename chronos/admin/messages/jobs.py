@@ -145,6 +145,10 @@ class WriteFailed(Exception):
     """The log did not take a batch."""
 
 
+class ShardMissed(Exception):
+    """A shard had not applied its log, so that messages may be missing in its store."""
+
+
 class BulkRun:
     """One job's run on one shard that this node holds. `stopping` is set by it when it fails, so
     that the other runs end too."""
@@ -164,7 +168,7 @@ class BulkRun:
         count their results.
 
         Ends early once `stopping` is set. Raises ChronosError when the store cannot be read,
-        WriteFailed."""
+        WriteFailed, ShardMissed."""
         try:
             await self._run()
         except Exception:
@@ -175,7 +179,12 @@ class BulkRun:
 
     async def _run(self) -> None:
         context, shard, counts = self._context, self._shard, self._counts
-        await context.caught_up(shard.number, asyncio.get_running_loop().time() + CAUGHT_UP_S)
+        deadline_s = asyncio.get_running_loop().time() + CAUGHT_UP_S
+        if not await context.caught_up(shard.number, deadline_s):
+            raise ShardMissed(
+                f"shard {shard.number} has not applied its log in time; if that persists, see "
+                "`chronos status`"
+            )
         snapshot = await context.in_thread(shard.store.snapshot)
         try:
             counts.expected += await context.in_thread(
@@ -433,7 +442,7 @@ class BulkJob:
 
     @staticmethod
     def _text(error: BaseException) -> str:
-        if isinstance(error, ChronosError | WriteFailed | PartFailed):
+        if isinstance(error, ChronosError | WriteFailed | ShardMissed | PartFailed):
             return str(error)
         log.error("job failed", why=repr(error))
         return f"{error!r}; this is a bug in Chronos"

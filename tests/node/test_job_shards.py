@@ -1,0 +1,47 @@
+"""Bulk operations whose shard is not there: it has not applied its log, or leaves the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronos.admin.messages import jobs
+from tests.harness.command import run
+from tests.harness.inside import Inside
+from tests.harness.waiting import wait_until
+
+PATIENCE_S = 30.0
+
+
+def ended(service: Inside, job: str) -> dict[str, Any]:
+    """The job, once it has ended."""
+    found: dict[str, Any] = {}
+
+    def has_ended() -> bool:
+        found.update(service.ask("GET", f"/v1/jobs/{job}").json())
+        return bool(found["state"] != "running")
+
+    wait_until(has_ended, lambda: found)
+    return found
+
+
+@pytest.mark.process
+def test_a_job_fails_if_its_shard_has_not_applied_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count too. The command names the shard, and says to repeat it."""
+    monkeypatch.setattr(jobs, "CAUGHT_UP_S", 0.2)
+    with Inside(tmp_path, workers__pull="off") as service:
+        body = {"target": {"topic": "late"}, "value": "v", "delay": "1h", "id": "late"}
+        assert service.ask("POST", "/v1/messages", body).status == 202
+        for action in ("count", "cancel"):
+            asked = {"action": action, "filter": {"target": "late"}}
+            job = ended(service, service.ask("POST", "/v1/jobs", asked).json()["id"])
+            assert (job["state"], job["matched"]) == ("failed", 0)
+            assert job["error"].startswith("shard 0 has not applied its log in time")
+        shown = run("cancel", "--target", "late", "--yes", server=service.server.url)
+        assert shown.code == 1
+        assert "shard 0 has not applied its log in time" in shown.err
+        assert "Repeat the command" in shown.err
