@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chronos.admin.messages import jobs
+from chronos.workers.replica.leadership import Assignment
 from tests.harness.command import run
 from tests.harness.inside import Inside
+from tests.harness.joined import assign, join
 from tests.harness.waiting import wait_until
-
-PATIENCE_S = 30.0
 
 
 def ended(service: Inside, job: str) -> dict[str, Any]:
@@ -45,3 +46,37 @@ def test_a_job_fails_if_its_shard_has_not_applied_its_log(
         assert shown.code == 1
         assert "shard 0 has not applied its log in time" in shown.err
         assert "Repeat the command" in shown.err
+
+
+def test_a_job_fails_if_its_shard_leaves_the_node(tmp_path: Path) -> None:
+    """The results of the actions that it wrote are not known here."""
+    asked, is_written = threading.Event(), threading.Event()
+
+    def assigned() -> Assignment:
+        """That of a master, until a job has written its actions."""
+        asked.set()
+        is_written.wait()
+        return Assignment(kind="none")
+
+    with Inside(tmp_path) as service:
+        join(service)
+        body = {"target": {"topic": "moved"}, "value": "v", "delay": "1h"}
+        for name in ("a", "b"):
+            answer = service.ask("POST", "/v1/messages?wait=5s", body | {"id": name})
+            assert answer.json()["result"] == "scheduled"
+        try:
+            assign(service, assigned)
+            wait_until(asked.is_set)
+            path = "/v1/jobs"
+            started = service.ask(
+                "POST", path, {"action": "cancel", "filter": {"target": "moved"}}
+            ).json()
+            path = f"{path}/{started['id']}"
+            wait_until(lambda: service.ask("GET", path).json()["written"] == 2)
+        finally:
+            is_written.set()
+        job = ended(service, started["id"])
+    assert (job["state"], job["written"], job["done"]) == ("failed", 2, 0)
+    assert job["error"] == (
+        "this node no longer holds shard 0; the results of 2 actions are not known"
+    )

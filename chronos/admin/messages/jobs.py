@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import aiohttp
 import msgspec
@@ -146,7 +147,8 @@ class WriteFailed(Exception):
 
 
 class ShardMissed(Exception):
-    """A shard had not applied its log, so that messages may be missing in its store."""
+    """A shard had not applied its log, so that messages may be missing in its store; or it left
+    this node."""
 
 
 class BulkRun:
@@ -171,11 +173,12 @@ class BulkRun:
         WriteFailed, ShardMissed."""
         try:
             await self._run()
+            await self._settle(0)
         except Exception:
             self._stopping.set()
+            with suppress(ShardMissed):
+                await self._settle(0)
             raise
-        finally:
-            await self._settle(0)
 
     async def _run(self) -> None:
         context, shard, counts = self._context, self._shard, self._counts
@@ -305,12 +308,20 @@ class BulkRun:
             await asyncio.sleep(AGAIN_S)
 
     async def _settle(self, in_flight_max: int) -> None:
-        """Count the results of the oldest batches once they are applied."""
+        """Count the results of the oldest batches once they are applied. Raises ShardMissed if this
+        node no longer holds the shard; then none are left to wait for."""
         waiter = self._context.pull_waiters[self._shard.number]
         stop_s = RESULTS_S
         while len(self._in_flight) > in_flight_max:
             offsets = self._in_flight[0]
             while not await waiter.wait(offsets[-1] + 1, 0.5):
+                if not self._context.peers.holds(self._shard.number):
+                    unknown = sum(map(len, self._in_flight))
+                    self._in_flight.clear()
+                    raise ShardMissed(
+                        f"this node no longer holds shard {self._shard.number}; the results of "
+                        f"{unknown} actions are not known"
+                    )
                 if self._stopping.is_set():
                     stop_s -= 0.5
                     if stop_s <= 0:
