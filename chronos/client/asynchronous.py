@@ -428,6 +428,7 @@ class AsyncClient:
                     continue
             else:
                 self._servers.answered(server)
+                self._servers.keep_job(server, request, found)
                 return found
             try:
                 wait_s = attempts.next_in_s(failure, answered=answered)

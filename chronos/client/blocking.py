@@ -256,7 +256,10 @@ class Client:
         return self._job(requests.start_job("resume", conditions), wait)
 
     def job(self, id: str) -> Job:
-        """Return the current state of a job; raises NotFound, also after its node was restarted."""
+        """Return the current state of a job; raises NotFound, also after its node was restarted.
+
+        The node that runs it alone knows it: of a client with several addresses, one that this
+        client started is asked for there, and any other one of `server`."""
         found: Job = self.call(requests.job(id))
         return found
 
@@ -480,6 +483,7 @@ class Client:
                 closed = error
             else:
                 self._servers.answered(server)
+                self._servers.keep_job(server, request, found)
                 return found
             try:
                 wait_s = attempts.next_in_s(failure, answered=answered)

@@ -179,6 +179,10 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How long the service may wait before it answers."""
     id: str | None = None
     """The id of the message that it concerns, as the HTTP interface writes it."""
+    starts_job: bool = False
+    """True if its answer is a job, which no other node than the one that answers knows."""
+    job: str | None = None
+    """The id of the job that it concerns."""
     key: str | None = None
     """Names the call (`Idempotency-Key`), the same at each repetition."""
 
@@ -479,13 +483,18 @@ def start_job(
     if until is not None:
         content["until"] = time_ms(until)
     return HttpRequest(
-        method="POST", path="/v1/jobs", body=_encode(content), decode=_job, repeatable=False
+        method="POST",
+        path="/v1/jobs",
+        body=_encode(content),
+        decode=_job,
+        repeatable=False,
+        starts_job=True,
     )
 
 
 def job(id: str) -> HttpRequest:
     """The current state of a job."""
-    return HttpRequest(method="GET", path=_job_path(id), decode=_job)
+    return HttpRequest(method="GET", path=_job_path(id), decode=_job, job=id)
 
 
 def jobs() -> HttpRequest:
@@ -495,7 +504,9 @@ def jobs() -> HttpRequest:
 
 def stop_job(id: str) -> HttpRequest:
     """Stop a job."""
-    return HttpRequest(method="DELETE", path=_job_path(id), decode=_job, wait_s=ACTION_WAIT_S)
+    return HttpRequest(
+        method="DELETE", path=_job_path(id), decode=_job, wait_s=ACTION_WAIT_S, job=id
+    )
 
 
 def records(topic: str, partition: int, offset: int | None, limit: int, wait: Delay) -> HttpRequest:

@@ -5,8 +5,9 @@ With one address, every request goes there: to a node, or to a load balancer. Wi
 address is a registry of the cluster. The client then requests the routes of the shards from one of
 them, or from a node of the last routes, and uses the routes for ROUTES_S. A request that has an
 `id` goes to the master of its shard, and to the followers if the master does not answer; a write
-goes to the followers first if the master takes no writes. Other requests, also those about dead
-letters, go to `Servers.home`. A node that fails is avoided for AVOID_S, and the routes are
+goes to the followers first if the master takes no writes. A request about a job goes to the node
+that answered its start, and to no other one. Other requests, also those about dead letters, go to
+`Servers.home`. A node that fails is avoided for AVOID_S, and the routes are
 requested anew. If no registry answers, the last routes stay in use. This module opens no
 sockets."""
 
@@ -43,6 +44,9 @@ AVOID_S = 30.0
 ATTEMPT_S = 10.0
 """How long a node may take to answer a read, beyond the wait that the read has, while another node
 could be asked."""
+
+JOBS_MAX = 1_000
+"""Jobs whose node a client remembers: ten times what a node keeps."""
 
 CONNECT_S = 3.0
 """How long a connection to a node may take to open, while another node could be asked: nothing was
@@ -171,8 +175,10 @@ class Servers:
         """Raises Refused if an address is not one."""
         self.given, self.is_routed = addresses(server)
         self.home = self.given[0]
-        """Where everything goes that concerns no shard; some of it, such as jobs, is known to this
-        node only."""
+        """Where everything goes that concerns no shard and no job."""
+        self._jobs: dict[str, str] = {}
+        """Job -> the node that answered its start, or another request about it; the last
+        JOBS_MAX."""
         self._partitions = 0
         self._shards: dict[int, _Shard] = {}
         self._known: tuple[str, ...] = ()
@@ -256,6 +262,9 @@ class Servers:
         return min(left, key=lambda address: self._is_avoided(address, now_s))
 
     def _candidates(self, request: HttpRequest) -> Iterator[str]:
+        if (only := self._only(request)) is not None:
+            yield only
+            return
         number = self._shard_of(request)
         shard = None if number is None else self._shards.get(number)
         if shard is not None:
@@ -263,6 +272,10 @@ class Servers:
         yield self.home
         yield from self._known
         yield from self.given
+
+    def _only(self, request: HttpRequest) -> str | None:
+        """The one node that can answer; None: any may."""
+        return None if request.job is None else self._jobs.get(request.job)
 
     def has_others(self, request: HttpRequest, tried: AbstractSet[str]) -> bool:
         """Return whether there is a node that was not tried."""
@@ -276,7 +289,7 @@ class Servers:
         cancel."""
         return (
             min(left_s, ATTEMPT_S + request.wait_s)
-            if self.is_routed and _is_read(request)
+            if self.is_routed and _is_read(request) and self._only(request) is None
             else left_s
         )
 
@@ -305,8 +318,24 @@ class Servers:
         """A node answered."""
         self._avoided.pop(address, None)
 
+    def keep_job(self, address: str, request: HttpRequest, found: Any) -> None:
+        """Keep the node of a job, if the request that it answered with this result concerns one."""
+        job = _id_of(found) if request.starts_job else request.job
+        if job is None:
+            return
+        self._jobs.pop(job, None)
+        self._jobs[job] = address
+        if len(self._jobs) > JOBS_MAX:
+            del self._jobs[next(iter(self._jobs))]
+
     def _is_avoided(self, address: str, now_s: float) -> bool:
         return self._avoided.get(address, now_s) > now_s
+
+
+def _id_of(job: Any) -> str | None:
+    """The id of a job, decoded or as JSON."""
+    found = job.get("id") if isinstance(job, dict) else getattr(job, "id", None)
+    return found if isinstance(found, str) else None
 
 
 def _is_read(request: HttpRequest) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -34,6 +35,7 @@ from chronos.client.models import ListedState
 from chronos.core.message import Action, ConditionalSchedule, Entry, Record, Verb
 from chronos.core.shard.parsing import parse
 from chronos.core.shard.rules import Rules
+from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
 from tests.harness.serving import serving
@@ -346,6 +348,91 @@ def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monk
             with chronos.Client([url, master], timeout_s=20) as client, pytest.raises(NotFound):
                 client.get("x")
             assert set(seen) == {"GET /v1/registry/routes", "GET /v1/messages/x"}
+
+
+JOB = {
+    "started_at": "2030-01-01T00:00:00.000Z",
+    "ended_at": None,
+    "elapsed_ms": 0,
+    "expected": 0,
+    "scanned": 0,
+    "matched": 0,
+    "written": 0,
+    "done": 0,
+    "too_late": 0,
+    "failed": 0,
+    "reasons": {},
+    "rate": 0.0,
+}
+
+
+class JobNode(BaseHTTPRequestHandler):
+    """A node that knows one job, `j`, and first answers requests about it with the statuses in
+    `troubles`; 0 closes the connection."""
+
+    protocol_version = "HTTP/1.1"
+    troubles: ClassVar[list[int]] = []
+
+    def answer(self) -> None:
+        state = {"POST": "running", "GET": "done", "DELETE": "stopped"}[self.command]
+        status, found = 200, {"id": "j", "node": "a", "action": "count", "state": state}
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path == "/v1/jobs/j" and self.troubles:
+            status, found = self.troubles.pop(0), {"detail": "trouble"}
+        elif not self.path.startswith("/v1/jobs"):
+            status, found = 404, {"detail": "no routes"}
+        if not status:
+            self.close_connection = True
+            return
+        body = json.dumps(JOB | found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("trouble", [[429], [502], [0, 0, 0]], ids=["429", "502", "closed"])
+def test_a_job_is_looked_at_and_stopped_on_the_node_that_started_it(trouble):
+    """Another node does not know it: when its node cannot answer once, or fails, the same node is
+    asked again. By both clients and the command line."""
+    seen: list[str] = []
+
+    def after(trouble: list[int]) -> str:
+        JobNode.troubles[:] = trouble
+        return "j"
+
+    async def work(given: list[str]) -> None:
+        async with chronos.AsyncClient(given) as client:
+            assert (await client.count_where(target="t")).state == "running"
+            assert (await client.job(after(trouble))).state == "done"
+            assert (await client.stop_job(after(trouble))).state == "stopped"
+        async with chronos.AsyncClient(given) as client:
+            after(trouble)
+            assert (await client.count_where(target="t", wait="30s")).state == "done"
+
+    with (
+        serving(ThreadingHTTPServer(("127.0.0.1", 0), JobNode)) as runs,
+        registry(runs, seen) as other,
+    ):
+        given = [runs, other]
+        with chronos.Client(given) as client:
+            assert client.count_where(target="t").state == "running"
+            assert client.job(after(trouble)).state == "done"
+            assert client.stop_job(after(trouble)).state == "stopped"
+        with chronos.Client(given) as client:
+            after(trouble)
+            assert client.count_where(target="t", wait="30s").state == "done"
+        asyncio.run(work(given))
+        after(trouble)
+        counted = run("list", "--count", "--target", "t", "--server", ",".join(given))
+        assert (counted.code, counted.err) == (0, "no pending message matches\n")
+    assert set(seen) <= {"GET /v1/registry/routes"}
 
 
 def test_the_reason_of_a_refusal_survives_a_retry_that_is_not_answered():

@@ -10,7 +10,15 @@ import pytest
 
 from chronos.client import Refused, requests
 from chronos.client.requests import message
-from chronos.client.servers import ATTEMPT_S, AVOID_S, CONNECT_S, REFRESH_PAUSE_S, ROUTES_S, Servers
+from chronos.client.servers import (
+    ATTEMPT_S,
+    AVOID_S,
+    CONNECT_S,
+    JOBS_MAX,
+    REFRESH_PAUSE_S,
+    ROUTES_S,
+    Servers,
+)
 from chronos.core.keys import partition_of
 
 GIVEN = ["http://r1", "http://r2"]
@@ -85,6 +93,25 @@ def test_everything_else_stays_with_one_node_until_it_fails() -> None:
     assert found.choose(LIST, NONE, NOW_S) == found.home == "http://a"
     found.failed("http://b", NOW_S)
     assert found.home == "http://a"
+
+
+def test_a_job_stays_with_the_node_that_answered_its_start() -> None:
+    """Also when that node fails. Beyond JOBS_MAX jobs the oldest are forgotten."""
+    found, start = routed(("a", "b")), requests.start_job("count", {})
+    found.keep_job("http://r2", start, {"id": "j"})
+    for request in (requests.job("j"), requests.stop_job("j").as_json()):
+        assert found.choose(request, NONE, NOW_S) == "http://r2"
+        assert not found.has_others(request, {"http://r2"})
+        found.failed("http://r2", NOW_S)
+        assert found.choose(request, {"http://r2"}, NOW_S) == "http://r2"
+        assert found.timeout_s(request, 60.0) == 60.0
+    assert found.choose(requests.job("k"), NONE, NOW_S) == found.home == "http://r1"
+    found.keep_job("http://a", requests.job("k"), {"id": "k"})
+    assert found.choose(requests.job("k"), NONE, NOW_S) == "http://a"
+    for number in range(JOBS_MAX):
+        found.keep_job("http://b", start, {"id": str(number)})
+    assert found.choose(requests.job("j"), NONE, NOW_S) == "http://r1"
+    assert found.choose(requests.job("0"), NONE, NOW_S) == "http://b"
 
 
 def test_a_write_avoids_a_master_without_the_permission() -> None:
