@@ -4,12 +4,14 @@ An idle connection is used again for KEEP_S. A request that may have been sent i
 the service may receive it twice."""
 
 import http.client
+import io
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
@@ -512,6 +514,9 @@ class Client:
                 return
 
     def _exchange(self, server: str, request: HttpRequest, timeout_s: float) -> tuple[int, bytes]:
+        """Send the request, on a new connection too if a kept one was closed, and return the status
+        and the body; TimeoutError after `timeout_s` for all of it."""
+        ends_s = time.monotonic() + timeout_s
         kept = self._connections.get(server)
         if kept is not None and (
             time.monotonic() - kept.used_s > KEEP_S or _is_readable(kept.connection.sock)
@@ -520,56 +525,51 @@ class Client:
             self._disconnect(server)
         reused = server in self._connections
         try:
-            return self._exchange_once(server, request, timeout_s)
+            return self._exchange_once(server, request, ends_s)
         except (ConnectionError, http.client.BadStatusLine):
             self._disconnect(server)
             # A kept connection may have been closed by the other side in the meantime; nothing was
             # done then.
             if not reused or not request.repeatable:
                 raise
-            return self._exchange_once(server, request, timeout_s)
+            return self._exchange_once(server, request, ends_s)
 
-    def _exchange_once(
-        self, server: str, request: HttpRequest, timeout_s: float
-    ) -> tuple[int, bytes]:
-        kept = self._connected(server, timeout_s)
+    def _exchange_once(self, server: str, request: HttpRequest, ends_s: float) -> tuple[int, bytes]:
+        kept = self._connected(server, ends_s)
         headers = request.headers | self._authorization
         prefix = urlsplit(server).path.rstrip("/")
+        kept.connection.response_class = partial(_answer, ends_s)  # type: ignore[assignment]
         kept.connection.request(request.method, prefix + request.path, request.body, headers)
         answer = kept.connection.getresponse()
         body = answer.read()
         kept.used_s = time.monotonic()
         return answer.status, body
 
-    def _connected(self, server: str, timeout_s: float) -> "_Connection":
-        """A connection to the node; raises _NotConnected."""
+    def _connected(self, server: str, ends_s: float) -> "_Connection":
+        """A connection to the node, on which the rest of the time is left; raises _NotConnected."""
         kept = self._connections.get(server)
         if kept is None:
-            kept = self._connections[server] = _Connection(
-                self._open(server, timeout_s), time.monotonic()
-            )
+            kept = self._connections[server] = _Connection(self._open(server), time.monotonic())
         connection = kept.connection
         if connection.sock is None:
-            connection.timeout = self._servers.connect_s(timeout_s)
             try:
+                connection.timeout = self._servers.connect_s(_left_s(ends_s))
                 connection.connect()
             except (
                 OSError,
                 UnicodeError,
             ) as error:  # UnicodeError: a registered name that no resolver takes.
                 raise _NotConnected(error) from error
-        connection.sock.settimeout(timeout_s)
+        connection.sock.settimeout(_left_s(ends_s))
         return kept
 
-    def _open(self, server: str, timeout_s: float) -> http.client.HTTPConnection:
+    def _open(self, server: str) -> http.client.HTTPConnection:
         parts = urlsplit(server)
         assert parts.hostname is not None
         if parts.scheme == "https":
             context = self._tls or ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context
-            )
-        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+            return http.client.HTTPSConnection(parts.hostname, parts.port, context=context)
+        return http.client.HTTPConnection(parts.hostname, parts.port)
 
     def _disconnect(self, server: str) -> None:
         kept = self._connections.pop(server, None)
@@ -591,6 +591,49 @@ class _NotConnected(Exception):
     def __init__(self, cause: OSError | UnicodeError) -> None:
         self.cause = cause
         super().__init__(str(cause))
+
+
+class _Bytes(io.RawIOBase):
+    """The bytes that come from a socket until a time of `time.monotonic()`; TimeoutError after it.
+
+    The time-out of the socket alone bounds one read, and an answer may come in any number."""
+
+    def __init__(self, sock: socket.socket, ends_s: float) -> None:
+        self._sock = sock
+        self._bytes = sock.makefile("rb", buffering=0)
+        self._ends_s = ends_s
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read once, as `io.RawIOBase` does."""
+        self._sock.settimeout(_left_s(self._ends_s))
+        return self._bytes.readinto(buffer)
+
+    def close(self) -> None:
+        """Close the file of the socket, which keeps it open otherwise."""
+        self._bytes.close()
+        super().close()
+
+
+def _answer(
+    ends_s: float, sock: socket.socket, *arguments: Any, **options: Any
+) -> http.client.HTTPResponse:
+    """An answer that is read from the socket until this time at the latest."""
+    made = http.client.HTTPResponse(sock, *arguments, **options)
+    made.fp.close()
+    made.fp = io.BufferedReader(_Bytes(sock, ends_s))
+    return made
+
+
+def _left_s(ends_s: float) -> float:
+    """Time until `ends_s`; TimeoutError if there is none."""
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
 
 
 def _is_readable(sock: socket.socket | None) -> bool:

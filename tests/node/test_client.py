@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import ClassVar
 
 import pytest
@@ -243,6 +244,79 @@ def test_a_silent_service_is_given_up_at_the_deadline():
         ):
             client.get("x")
         assert 0.4 < time.monotonic() - started < 4
+
+
+@contextmanager
+def talking(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """A server that has this talk on each connection; the event is set once the block ends."""
+    ended = threading.Event()
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client is gone
+                talk(self.request, ended)
+
+    with serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+        try:
+            yield address
+        finally:
+            ended.set()
+
+
+FOUND = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}'
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"],
+    ids=["headers", "body"],
+)
+def test_an_answer_that_comes_byte_by_byte_is_given_up_at_the_deadline(begins):
+    """Each byte comes in time, and the answer does not."""
+
+    def trickle(connection: socket.socket, ended: threading.Event) -> None:
+        connection.recv(65_536)
+        connection.sendall(begins)
+        for _ in range(200):  # 10 s
+            if not ended.wait(0.05):
+                connection.sendall(b"x")
+
+    async def ask(address: str) -> None:
+        async with chronos.AsyncClient(address, timeout_s=0.5) as client:
+            await client.ask("/")
+
+    with talking(trickle) as address:
+        started = time.monotonic()
+        with (
+            chronos.Client(address, timeout_s=0.5) as client,
+            pytest.raises(Unreachable, match="in time"),
+        ):
+            client.ask("/")
+        with pytest.raises(Unreachable, match="in time"):
+            asyncio.run(ask(address))
+        assert 0.9 < time.monotonic() - started < 5
+
+
+def test_a_request_that_is_sent_again_has_the_rest_of_the_time():
+    """A kept connection is reset late in the call, and the next one is silent."""
+    answered = threading.Event()
+
+    def reset_late(connection: socket.socket, ended: threading.Event) -> None:
+        connection.recv(65_536)
+        if answered.is_set():
+            ended.wait()
+            return
+        connection.sendall(FOUND)
+        connection.recv(65_536)
+        answered.set()
+        ended.wait(1.5)
+
+    with talking(reset_late) as address, chronos.Client(address, timeout_s=2) as client:
+        client.ask("/")
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="in time"):
+            client.ask("/")
+        assert 1.9 < time.monotonic() - started < 3
 
 
 def answering(port: int, answers: list[bytes], seen: list[bytes]) -> threading.Thread:
