@@ -31,8 +31,8 @@ class Cluster(NamedTuple):
         """The node observes no master."""
 
 
-def holder(node: str, address: str, *, applied: int = 1) -> Member:
-    """A follower of shard 0; one that has applied more is asked earlier."""
+def holder(node: str, address: str, *, shard: int = 0, applied: int = 1) -> Member:
+    """A follower of one shard; one that has applied more is asked earlier."""
     replica = ReplicaReport(role=ReplicaState.FOLLOWER, applied=applied)
     return Member(
         node=node,
@@ -40,20 +40,21 @@ def holder(node: str, address: str, *, applied: int = 1) -> Member:
         address=address,
         version="1.0",
         started_ms=0,
-        replicas={0: replica},
+        replicas={shard: replica},
     )
 
 
 def join(service: Inside, *others: Member) -> None:
-    """Have the server of `service`, a node with one shard, see a cluster of itself and these."""
-    world = World(0)
-    ensemble = Ensemble(world, shards=1, replication=None, session_ms=5_000)
+    """Have the server of `service` see a cluster of itself and these."""
+    world, shards = World(0), len(service.node.shards)
+    ensemble = Ensemble(world, shards=shards, replication=None, session_ms=5_000)
     own = service.node.describe()
     members: Mapping[str, Member] = {each.node: each for each in (own, *others)}
     clients = {name: SimCoordinator(ensemble, name, lambda _: None) for name in members}
     for name, client in clients.items():
         client.join(members[name])
-    ensemble.publish(Roles(shards={0: ShardRoles(replicas=tuple(members))}), 0)
+    roles = {shard: ShardRoles(replicas=tuple(members)) for shard in range(shards)}
+    ensemble.publish(Roles(shards=roles), 0)
     mine = clients[own.node]
     while len(mine.look().members) < len(members) or mine.look().roles is None:
         world.pass_time(20)
@@ -63,7 +64,7 @@ def join(service: Inside, *others: Member) -> None:
         node=own.node,
         clock=node.clock,
         describe=service.node.describe,
-        plan=plan_for(1),
+        plan=plan_for(shards),
     )
     node._parts = replace(service.node._built, cluster=Cluster(membership))
     context = service.server._context
@@ -72,15 +73,16 @@ def join(service: Inside, *others: Member) -> None:
 
 
 def leave(service: Inside) -> None:
-    """Take shard 0 from the node, as the controller does, and wait until it has let go of it."""
+    """Take all shards from the node, as the controller does, and wait until it has let go of
+    them."""
     assign(service, lambda: Assignment(kind="none"))
-    shard = service.node.shards[0]
-    wait_until(lambda: shard.role == ReplicaState.NONE, lambda: shard.role)
+    shards = service.node.shards
+    wait_until(lambda: all(shard.role == ReplicaState.NONE for shard in shards))
 
 
 def assign(service: Inside, assigned: Callable[[], Assignment]) -> None:
-    """Have the node ask this function for the assignment of shard 0."""
-    shard = service.node.shards[0]
-    shard._assigned = assigned
-    force_setattr(shard.replica._parts.context, "assigned", assigned)
-    shard.step_soon()
+    """Have the shards of the node take their assignment from this function."""
+    for shard in service.node.shards:
+        shard._assigned = assigned
+        force_setattr(shard.replica._parts.context, "assigned", assigned)
+        shard.step_soon()

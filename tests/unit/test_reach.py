@@ -63,6 +63,7 @@ def test_one_pattern_for_all_is_no_limit():
         (RecentRejections.find, "reach"),
         (Planner.plan_body, "sender"),
         (PeerClient.ask, "reach"),
+        (PeerClient.act, "reach"),
         (PeerClient.gather, "reach"),
         (PeerClient.ask_member, "reach"),
     ],

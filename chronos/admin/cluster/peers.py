@@ -1,9 +1,10 @@
 """The client with which a node sends requests to other nodes of the cluster.
 
 With `coordinator.replication` below the number of nodes, a node holds only some of the shards. It
-sends a request for any other shard to a node that holds it (`ask`, `gather`), with the parameter
-`shards`. A node answers a request with `shards` from its own replicas or with an error. Law: a
-request with `shards` is not sent on again.
+sends a request for any other shard to a node that holds it (`ask`, `act`, `gather`), with the
+parameter `shards`. A node answers a request with `shards` from its own replicas or with an error.
+Law: a request with `shards` is not sent on again, and an action that a node may have executed is
+sent to no other node.
 
 Requests about nodes instead of shards go to all other nodes (`ask_all`) or to one (`ask_member`).
 """
@@ -38,7 +39,13 @@ CONNECT_S = 2.0
 """How long a node may take to accept a connection; then the next one is asked."""
 
 ANSWER_S = 8.0
-"""How long a node may take to answer; an action waits at most 5 s there."""
+"""How long a node may take to answer; an action may take longer."""
+
+NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""Errors of a request that was not sent, because no connection was made."""
+
+NOT_HELD = "urn:chronos:problem:not-held"
+"""The problem of a node that does not hold the shard."""
 
 PREFERRED = (ReplicaState.MASTER, ReplicaState.FOLLOWER)
 """States of replicas whose nodes are asked first; then those whose state is changing."""
@@ -114,7 +121,7 @@ class PeerClient:
         node answers for one."""
         groups = self.groups(shards)
         parts = await asyncio.gather(
-            *(self.ask(numbers, "GET", path, query, reach=reach) for numbers in groups)
+            *(self.ask(numbers, path, query, reach=reach) for numbers in groups)
         )
         found = []
         for numbers, (status, body) in zip(groups, parts, strict=True):
@@ -124,22 +131,13 @@ class PeerClient:
         return found
 
     async def ask(
-        self,
-        shards: Sequence[int],
-        method: str,
-        path: str,
-        query: Mapping[str, object],
-        body: bytes | None = None,
-        *,
-        reach: Reach,
-        key: str | None = None,
+        self, shards: Sequence[int], path: str, query: Mapping[str, object], *, reach: Reach
     ) -> tuple[int, bytes]:
-        """Status and body of the answer of a node that holds the shards. ProblemError when no node
-        answers.
+        """Status and body of the answer to a read, of a node that holds the shards. ProblemError
+        when no node answers.
 
         `reach`: of the sender for whom this node asks; the other node applies them. The nodes that
-        hold the first of the shards are asked one after the other until one answers for all. `key`:
-        names the call, see `IDEMPOTENCY_KEY`."""
+        hold the first of the shards are asked one after the other until one answers for all."""
         parameters = {
             name: value if isinstance(value, list) else str(value)
             for name, value in query.items()
@@ -148,22 +146,47 @@ class PeerClient:
         parameters["shards"] = ",".join(map(str, shards))
         for member in self.holders(shards[0]):
             try:
-                status, answer = await self.ask_member(
-                    member, method, path, parameters, body, reach=reach, key=key
-                )
+                status, answer = await self.ask_member(member, "GET", path, parameters, reach=reach)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                log.warning(
-                    "another node does not answer",
-                    node=member.node,
-                    why=certificates.reason(error),
-                )
-                if method != "GET" and not isinstance(error, aiohttp.ClientConnectorError):
-                    # The node may have done it.
-                    break
+                _warn(member, error)
                 continue
             if status != 503:
                 return status, answer
         raise self._no_holder(shards[0])
+
+    async def act(
+        self,
+        shard: int,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        reach: Reach,
+        key: str | None,
+        answer_s: float,
+        again: str,
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer to an action, of a node that holds the shard. ProblemError
+        when no node answers.
+
+        Another holder is asked only if the one before it cannot have executed the action: it could
+        not be connected to, or answers that it does not hold the shard. `key`: names the call, see
+        `IDEMPOTENCY_KEY`. `answer_s`: how long a node may take. `again`: the hint of the
+        ProblemError if a node may have executed the action."""
+        parameters = {"shards": str(shard)}
+        for member in self.holders(shard):
+            try:
+                status, answer = await self.ask_member(
+                    member, method, path, parameters, body, reach=reach, key=key, answer_s=answer_s
+                )
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                _warn(member, error)
+                if isinstance(error, NOT_CONNECTED):
+                    continue
+                raise ProblemError(503, "no-holder", silent(member, error), hint=again) from None
+            if status != 503 or not _is_not_held(answer):
+                return status, answer
+        raise self._no_holder(shard)
 
     async def ask_all(
         self, path: str, query: Mapping[str, str], kind: type[T], *, reach: Reach
@@ -196,14 +219,14 @@ class PeerClient:
         *,
         reach: Reach,
         key: str | None = None,
+        answer_s: float = ANSWER_S,
     ) -> tuple[int, bytes]:
         """One request to one node; raises the errors of aiohttp, and OSError."""
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
             # Another node admits what this one has checked, by the token that only the coordinator
             # has besides.
             identity = {NODE_HEADER: self._node.config.node.id, TOKEN_HEADER: self._node.token}
-            self._session = aiohttp.ClientSession(timeout=timeout, headers=identity)
+            self._session = aiohttp.ClientSession(headers=identity)
         url = member.address.rstrip("/") + path
         headers = reach_header(reach) | (
             {} if body is None else {"Content-Type": "application/json"}
@@ -213,8 +236,9 @@ class PeerClient:
         if (token := asker.get()) is not None:
             headers[ASKER_HEADER] = token
         tls = self._node.tls.client()
+        timeout = aiohttp.ClientTimeout(total=answer_s, sock_connect=CONNECT_S)
         async with self._session.request(
-            method, url, params=query, data=body, headers=headers, ssl=tls
+            method, url, params=query, data=body, headers=headers, ssl=tls, timeout=timeout
         ) as answer:
             return answer.status, await answer.read()
 
@@ -237,6 +261,26 @@ class PeerClient:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+
+def silent(member: Member, error: Exception) -> str:
+    """Why there is no answer of a node, for people."""
+    if isinstance(error, TimeoutError):
+        return f"node {member.node} did not answer in time"
+    return f"node {member.node} does not answer: {certificates.reason(error)}"
+
+
+def _warn(member: Member, error: Exception) -> None:
+    log.warning("another node does not answer", node=member.node, why=certificates.reason(error))
+
+
+def _is_not_held(body: bytes) -> bool:
+    """Return whether the problem says that the node does not hold the shard."""
+    try:
+        kind = msgspec.json.decode(body, type=dict[str, Any])["type"]
+    except (msgspec.MsgspecError, KeyError):
+        return False
+    return bool(kind == NOT_HELD)
 
 
 def _forwarded(status: int, body: bytes) -> ProblemError:

@@ -22,6 +22,7 @@ import structlog
 from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
+from chronos.admin.cluster.peers import NOT_CONNECTED, silent
 from chronos.admin.http.access import forbidden
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.problems import ProblemError, beyond_limits, decode_body, wrong_field
@@ -37,7 +38,6 @@ from chronos.admin.http.schemas import (
 from chronos.admin.http.tokens import Sender
 from chronos.admin.messages.listing import to_filter
 from chronos.admin.messages.scheduling import Rhythm, new_time, paused, plan_action, resumed
-from chronos.core import certificates
 from chronos.core.cluster.roles import Member
 from chronos.core.keys import id_key, parse_generated_id, partition_of
 from chronos.core.message import ACTION, ID, Reason
@@ -104,6 +104,10 @@ VERBS = {
     "resume": b"reschedule",
     "count": None,
 }
+
+PART_AGAIN = (
+    "a part of the job may go on: look at `chronos jobs` of that node before you repeat the command"
+)
 
 SAMPLE_ID = b"sample"
 """An id with which the action of a job is checked before it starts."""
@@ -546,31 +550,37 @@ class JobHandlers:
         return 202, job.info(with_targets=True)
 
     async def _start_parts(self, shards: list[int], body: bytes, reach: Reach) -> list[RemotePart]:
-        """Start jobs on nodes that hold the shards; none if one of them cannot be started."""
+        """Start jobs on nodes that hold the shards; none if one of them cannot be started, as far
+        as the nodes answer."""
         peers = self._context.peers
         parts: list[RemotePart] = []
         for group in peers.groups(shards):
             member = next(iter(peers.holders(group[0])), None)
+            goes_on = False
             try:
                 if member is None:
                     raise PartFailed(f"no node with a replica of shard {group[0]} answers")
                 query = {"shards": ",".join(map(str, group))}
-                status, answer = await peers.ask_member(
-                    member, "POST", "/v1/jobs", query, body, reach=reach
-                )
+                try:
+                    status, answer = await peers.ask_member(
+                        member, "POST", "/v1/jobs", query, body, reach=reach
+                    )
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    goes_on = not isinstance(error, NOT_CONNECTED)
+                    raise PartFailed(silent(member, error)) from None
                 if status != 202:
                     raise PartFailed(f"node {member.node} answered {status}")
-            except (PartFailed, aiohttp.ClientError, TimeoutError, OSError) as error:
+            except PartFailed as error:
                 stopping = asyncio.Event()
                 stopping.set()
-                await asyncio.gather(
+                left = await asyncio.gather(
                     *(part.run(stopping) for part in parts), return_exceptions=True
                 )
                 raise ProblemError(
                     503,
                     "no-holder",
-                    certificates.reason(error),
-                    hint="try again: nothing goes on",
+                    "; ".join(str(each) for each in (error, *left) if each is not None),
+                    hint=PART_AGAIN if goes_on or any(left) else "try again: nothing goes on",
                 ) from None
             parts.append(RemotePart(self._context, member, _decode_info(answer)))
         return parts

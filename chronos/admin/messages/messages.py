@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from chronos.admin.cluster.peers import CONNECT_S
 from chronos.admin.http.access import check_id, forbidden, key_of
 from chronos.admin.http.context import Call, Context
 from chronos.admin.http.encoding import (
@@ -51,6 +52,8 @@ from chronos.admin.http.schemas import (
 from chronos.admin.messages.info import message_info, tell_pause, tell_state
 from chronos.admin.messages.lateness import tell_lateness
 from chronos.admin.messages.scheduling import (
+    TIMEOUT_S,
+    WRITE_S_MIN,
     ManyExpressions,
     Planned,
     Rhythm,
@@ -85,6 +88,9 @@ request came."""
 
 ACT_S = 5.0
 """How long an action waits to be applied."""
+
+FORWARDED_S = CONNECT_S + 2 * FIND_S + TIMEOUT_S + WRITE_S_MIN + ACT_S
+"""How long another node may take to answer an action: two look-ups, the write, and the wait."""
 
 SCHEDULE_AGAIN = (
     "try again with the same id: the message is scheduled once; without an id it may be scheduled "
@@ -236,7 +242,7 @@ class Messages:
         if not context.peers.holds(shard):
             asked = {"offset": offset, "wait": int(wait_s * 1_000)}
             status, body = await context.peers.ask(
-                [shard], "GET", f"{id_path(message_id)}/outcome", asked, reach=reach
+                [shard], f"{id_path(message_id)}/outcome", asked, reach=reach
             )
             if status == 404:
                 raise _not_found(message_id, [])
@@ -460,7 +466,7 @@ class Messages:
             asyncio.gather(*(context.caught_up(shard, deadline_s) for shard in held)),
             asyncio.gather(
                 *(
-                    context.peers.ask(group, "GET", id_path(message_id), asked, reach=reach)
+                    context.peers.ask(group, id_path(message_id), asked, reach=reach)
                     for group in groups
                 )
             ),
@@ -603,14 +609,15 @@ class Messages:
         if query.shards is not UNSET:
             (shard, *_) = context.peers.requested(query.shards)
         if not context.peers.holds(shard):
-            status, body = await context.peers.ask(
-                [shard],
+            status, body = await context.peers.act(
+                shard,
                 call.request.method,
                 id_path(message_id) + path,
-                {},
                 call.body or None,
                 reach=reach,
                 key=key,
+                answer_s=FORWARDED_S,
+                again=ACT_AGAIN,
             )
             if (
                 status == 200
