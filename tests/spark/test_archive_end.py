@@ -24,7 +24,15 @@ from chronos.spark.session import Step
 from chronos.spark.storage import ArchiveStorage
 from tests.integration.flow import now_ms
 from tests.spark.backfills import backfill_of
-from tests.spark.cases import PULLED, READ_MS, JudgedShard, T, rows_of, write_archive
+from tests.spark.cases import (
+    PULLED,
+    READ_MS,
+    SETTLED_MS,
+    JudgedShard,
+    T,
+    rows_of,
+    write_archive,
+)
 from tests.spark.histories import HOUR_MS
 from tests.spark.logs import Logs
 
@@ -199,3 +207,18 @@ def test_a_plan_knows_where_the_archive_ends(
     with pytest.raises(EmptyWindow):
         unread.plan(BackfillRequest(mode="missing", from_ms=T))
     assert unread.plan(BackfillRequest(mode="missing", from_ms=T, to_ms=READ_MS)).archived_ms == 0
+
+
+def test_a_restore_knows_what_was_delivered_up_to_the_end_of_the_progress_topic_only(
+    spark: SparkSession, logs: Logs, brokers: KafkaLog, tmp_path: Path
+) -> None:
+    """The last run did not reach it: what was due since then may have been delivered."""
+    seen_ms = SETTLED_MS + 60_000
+    case = JudgedShard("", {}).send(0, seen_ms - 1).send(1, READ_MS + HOUR_MS)
+    case.read_plainly("messages", "deliveries").read("progress", read_ms=seen_ms)
+    storage = written(tmp_path, case)
+    request = BackfillRequest(
+        mode="pending", purpose="restore-1", lost_ms=READ_MS, deduplication_ms=0
+    )
+    planned = backfills(spark, logs, brokers, storage).plan(request)
+    assert (planned.archived_ms, planned.unknown) == (seen_ms, 1)

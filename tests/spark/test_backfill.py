@@ -42,6 +42,7 @@ from chronos.client import NotFound
 from chronos.core.timefmt import parse_time_ms
 from chronos.errors import ArchiveFailed, ArchiveInUse, LogUnavailable, ProducerLost
 from chronos.spark import ledger
+from chronos.spark.archive.expire import expire
 from chronos.spark.audit.job import audit
 from chronos.spark.backfill import job as module
 from chronos.spark.backfill.job import Backfill
@@ -53,9 +54,10 @@ from chronos.spark.backfill.sending import (
 )
 from chronos.spark.ledger import Attempt, BackfillReport, BackfillRun
 from chronos.spark.request import BackfillRequest
+from chronos.spark.session import ignore
 from chronos.spark.storage import ArchiveStorage
 from tests.harness.waiting import wait_until
-from tests.integration.flow import read_committed
+from tests.integration.flow import now_ms, read_committed
 from tests.integration.foreign import alter_topic
 from tests.spark.backfills import backfill_of, opener_of
 from tests.spark.conftest import conf, small
@@ -412,6 +414,17 @@ def test_an_unfinished_run_is_not_ended_by_other_options_or_by_guessing(planned_
         future.result(30)
     with pytest.raises(ArchiveFailed, match="trimmed to offset"):
         job._reconciliation.rows_sent(run)
+
+
+def test_a_backfill_that_waited_for_an_expiry_sends_nothing_twice(planned_400: Lost) -> None:
+    """The expiry erases a message that was sent before, and its row in the ledger."""
+    lost, waiting = planned_400, planned_400.job()
+    job, run = lost.begin()
+    job.send(run)
+    expired = expire(lost.spark, lost.storage, now_ms(), ignore)
+    assert expired.erased == 400
+    with waiting.locked():
+        assert waiting.plan(lost.request).messages == 0
 
 
 def test_a_topic_created_again_with_fewer_partitions_is_recognized(planned_400: Lost) -> None:

@@ -20,7 +20,7 @@ from chronos.spark.archive.commits import Commits
 from chronos.spark.archive.compact import compact
 from chronos.spark.archive.verify import verify
 from chronos.spark.audit.job import audit
-from chronos.spark.delta import append, create, last_version, read
+from chronos.spark.delta import LOG, append, create, last_version, read
 from chronos.spark.session import ignore, one_line
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables, pinned, read_table
@@ -85,6 +85,38 @@ def test_what_a_job_did_not_commit_is_not_read_and_is_removed_by_the_next(
     add_batch(batch(spark, COUNT), tmp_path / "archive", "next")
     assert messages(spark, archived) == list(range(2 * COUNT))
     assert newest(archived, "messages") == newest(archived, "deliveries") == 2 * COUNT
+
+
+class Unreachable(ArchiveStorage):
+    """An archive whose storage does not answer as a commit of `offsets` is looked for."""
+
+    looks = 0
+
+    def files(self, below: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+        """The files; not for the second look at that log."""
+        if below == f"{schema.OFFSETS.name}/{LOG}":
+            self.looks += 1
+            if self.looks == 2:
+                raise ArchiveFailed("the storage does not answer")
+        return super().files(below, recursive=recursive)
+
+
+def test_nothing_is_committed_behind_a_commit_that_failed_and_may_count(
+    spark: SparkSession, archived: ArchiveStorage, tmp_path: Path
+) -> None:
+    """It would name versions of the tables without the rows that the first one counts."""
+    storage = Unreachable(str(tmp_path / "archive"))
+    commits, rows = Commits(spark, storage, "cases"), batch(spark, COUNT)
+    columns = [column for column, *_ in schema.OFFSETS.columns]
+    reads = [row.asDict() for row in rows.offsets.select(*columns).collect()]
+    written = commits.write(schema.MESSAGES, rows.messages, run="r", stream="s", number=0)
+    storage.looks = 0
+    with pytest.raises(ArchiveFailed, match="does not answer"):
+        commits.commit(reads, {"messages": written}, run="r", stream="s", number=0)
+    with pytest.raises(ArchiveFailed, match="may have been made: run the command again"):
+        commits.write(schema.DELIVERIES, rows.deliveries, run="r", stream="t", number=0)
+    Commits(spark, archived, "cases")
+    assert messages(spark, archived) == list(range(2 * COUNT))
 
 
 def test_a_batch_that_delta_skips_is_an_error(

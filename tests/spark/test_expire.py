@@ -139,6 +139,22 @@ def test_letters_steps_and_decisions_go_by_the_day(spark: SparkSession, tmp_path
         assert (done.erased, done.rows["rejected"]) == (1, 6)
 
 
+def test_what_belongs_to_messages_that_are_archived_later_stays(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first run of the archive, which reads the delay topic last, was killed before it did; the
+    service had executed its messages, and trimmed its first steps."""
+    case = JudgedShard("", {}).send(0, T).deliver(0, T, T).send(1, T)
+    case.decide("expired", 1, T, in_step=0, reason="expired")
+    case.step(T, T, 2).step(SETTLED_MS, SETTLED_MS, 2)
+    rows = rows_of(
+        [case.read_plainly("progress", "deliveries").read("messages", 0, high_watermark=2)]
+    )
+    storage = ArchiveStorage(str(write_archive(rows | {"messages": []}, tmp_path / "archive")))
+    done = expire(spark, storage, T + 90 * DAY_MS, ignore)
+    assert (done.erased, set(done.rows.values())) == (0, {0})
+
+
 @pytest.mark.parametrize(
     "step",
     ["committing", "removing old files of messages"],

@@ -35,6 +35,12 @@ CASES: list[tuple[str, tuple[str, str | None, int], list[Replay], tuple[str, str
         [DELAY, DELAY],
         ("replaced", "replayed"),
     ),
+    (
+        "missing, and only its id was restored",
+        ("missing", None, 0),
+        [("delay", "settled")],
+        ("missing", None),
+    ),
     ("missing, though sent to its target", ("missing", None, 0), [DIRECT], ("missing", None)),
     (
         "brought back as pending",

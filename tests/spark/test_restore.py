@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from chronos.errors import ArchiveFailed
+from chronos.adapters.kafka.batches import BatchHeader
+from chronos.adapters.kafka.log import KafkaLog
+from chronos.cli.spark.restore import RestoreOptions, _stopped_at
+from chronos.errors import ArchiveFailed, LogUnavailable
 from chronos.spark import ledger, schema
 from chronos.spark.archive.job import CLUSTER_ID
 from chronos.spark.audit.summary import DAY_MS
@@ -26,7 +29,7 @@ from chronos.spark.request import BackfillRequest
 from chronos.spark.storage import ArchiveStorage
 from chronos.spark.tables import open_tables
 from tests.integration.flow import Sent, now_ms, read_committed
-from tests.spark.backfills import backfill_of
+from tests.spark.backfills import backfill_of, source_of
 from tests.spark.conftest import conf, small
 from tests.spark.kills import kill_when
 from tests.spark.logs import SHARDS, Logs
@@ -246,6 +249,35 @@ def test_the_newest_record_of_a_topic_and_an_empty_one_are_told_apart(broker: Br
     assert began_ms <= newest <= now_ms()
     with pytest.raises(ArchiveFailed, match="is not empty"):
         check_empty(brokers, [missing, logs.delay])
+    brokers.close()
+
+
+class Headless(KafkaLog):
+    """Brokers that the connection for headers of batches does not reach."""
+
+    def batch_header(self, topic: str, partition: int, offset: int) -> BatchHeader:
+        """Raise LogUnavailable."""
+        raise LogUnavailable(f"{topic}/{partition} at offset {offset}: not supported")
+
+
+def test_an_old_service_that_is_gone_needs_no_progress_topic_that_can_be_read(
+    broker: Broker,
+) -> None:
+    """Otherwise it is not known to have stopped."""
+    logs = Logs(broker)
+    logs.write(logs.progress, logs.step())
+    logs.flush()
+    brokers = logs.brokers(Headless)
+    claim = {"topics": {"progress": logs.progress}, CLUSTER_ID: brokers.cluster_id()}
+    to = source_of(brokers, broker.bootstrap)
+
+    def stopped_at(*, is_gone: bool) -> int | None:
+        asked = RestoreOptions(old_cluster_is_gone=is_gone)
+        return _stopped_at("archive", claim, to, asked, now_ms())
+
+    assert stopped_at(is_gone=True) is None
+    with pytest.raises(LogUnavailable, match="not supported"):
+        stopped_at(is_gone=False)
     brokers.close()
 
 

@@ -17,7 +17,7 @@ from chronos.cli.spark.archive import settings_of
 from chronos.cli.spark.audit import parse_moment
 from chronos.cli.spark.backfill import TARGETS_SHOWN, as_json, source
 from chronos.core.timefmt import format_time
-from chronos.errors import ArchiveFailed
+from chronos.errors import ArchiveFailed, LogUnavailable
 
 if TYPE_CHECKING:
     from chronos.config import Config
@@ -132,7 +132,11 @@ def _stopped_at(
             )
         if brokers is not None:
             check_cluster_id(location, claim, brokers.cluster_id(), any_cluster=False)
-            newest = newest_ms(brokers, topic)
+            try:
+                newest = newest_ms(brokers, topic)
+            except LogUnavailable:
+                if not asked.old_cluster_is_gone:
+                    raise
     if not asked.old_cluster_is_gone:
         check_stopped(topic, newest, now_ms)
     return newest
@@ -298,11 +302,13 @@ def _show_plan(report: "BackfillReport") -> None:
 
     lag_ms, lost_ms = _lag_ms(report), report.request.lost_ms
     assert lost_ms is not None
-    lines = ["the archive has no end: it never held every partition of the delay topic"]
+    lines = [
+        "the archive has no end: it never held every partition of the delay and the progress topic"
+    ]
     if lag_ms is not None:
         lines = [
             f"the archive ends at {format_time(report.archived_ms)}, {span(lag_ms / 1_000)} "
-            f"before the loss at {format_time(lost_ms)}: what was sent after it is lost"
+            f"before the loss at {format_time(lost_ms)}: what was sent after it may be lost"
         ]
     lines.append(
         f"to restore: {number(report.messages - report.settled)} messages, {size(report.bytes)} of "

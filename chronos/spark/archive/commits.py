@@ -19,7 +19,7 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from chronos.errors import ArchiveInUse, ArchiveUnusable
+from chronos.errors import ArchiveFailed, ArchiveInUse, ArchiveUnusable
 from chronos.spark import ledger, schema
 from chronos.spark.codec import stored
 from chronos.spark.delta import Commit, append, create, last_version, table_at
@@ -86,6 +86,8 @@ class Commits:
         self._spark = spark
         self._storage = storage
         self._archive_id = archive_id
+        self.is_unsure = False
+        """The last commit failed, and may count."""
         now = pinned(spark, storage)
         self.sequence = 0 if now is None else now.sequence
         self.versions: dict[str, int] = {} if now is None else dict(now.versions)
@@ -126,7 +128,12 @@ class Commits:
 
     def write(self, table: Table, rows: DataFrame, *, run: str, stream: str, number: int) -> Commit:
         """Write a batch of a stream to a table; it counts with the next `commit`. ArchiveFailed as
-        `delta.append`."""
+        `delta.append`, and after a commit that failed."""
+        if self.is_unsure:
+            raise ArchiveFailed(
+                "an earlier commit of this job failed, and may have been made: run the command "
+                "again, which reads what is committed"
+            )
         made = stored(rows, table)
         order = [table.time, *(name for name in ("shard", "partition") if name in made.columns)]
         if table.partition is not None:
@@ -161,7 +168,13 @@ class Commits:
         frame = self._spark.createDataFrame(
             [tuple(row[name] for name in columns.names) for row in made], columns
         )
-        done = self.write(OFFSETS, frame.coalesce(1), run=run, stream=stream, number=number)
+        try:
+            done = self.write(OFFSETS, frame.coalesce(1), run=run, stream=stream, number=number)
+        except BaseException:
+            # It may be in the log of the table: a further one that did not know of it would name
+            # older versions, without the rows that this one counts as archived.
+            self.is_unsure = True
+            raise
         self.sequence += 1
         self.versions = versions | {OFFSETS.name: done.version}
         if not done.version % OFFSETS_FILES:

@@ -25,12 +25,12 @@ from chronos.spark import ledger, schema
 from chronos.spark.archive.commits import Commits
 from chronos.spark.archive.compact import KEPT_H
 from chronos.spark.archive.erase import RECORD, erasing, remove, write_erased
-from chronos.spark.audit.coverage import coverage, usable
+from chronos.spark.audit.coverage import archived_through, coverage, usable
 from chronos.spark.audit.hops import hops
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span, held, refused, with_replays
 from chronos.spark.codec import DAY_MS, partition_of
-from chronos.spark.delta import table_at
+from chronos.spark.delta import is_empty, table_at
 from chronos.spark.ledger import TOKEN
 from chronos.spark.schema import DEAD_LETTERS, DECISIONS, DELIVERIES, MESSAGES, PROGRESS, REJECTED
 from chronos.spark.session import Step, Watch
@@ -66,7 +66,7 @@ def expire(spark: SparkSession, storage: ArchiveStorage, before_ms: int, watch: 
         removed = {}
         gone = {
             MESSAGES: records.where("goes"),
-            DELIVERIES: _deliveries(tables.deliveries, records, erased, before_ms, delay_topic),
+            DELIVERIES: _deliveries(tables, records, erased, before_ms, delay_topic),
         }
         for table, rows in gone.items():
             watch(Step(name=f"expiring {table.name}"))
@@ -97,7 +97,8 @@ class _Ends(Struct, frozen=True, kw_only=True):
     pulled: dict[int, int]
     """The offset up to which its steps had executed the delay topic."""
     first_ms: int | None
-    """The time of the earliest of these steps, epoch ms; None: there is none."""
+    """The time of the earliest of these steps, epoch ms; None: there is none. 0: a shard has steps,
+    and the records that its first one executed are not archived yet."""
 
     def has(self, offset: str) -> Column:
         """True if the offset, of the progress topic, is of a step before the limit."""
@@ -132,10 +133,12 @@ def _ends(tables: Tables, before_ms: int) -> _Ends:
         )
         .collect()
     )
+    is_unread = not is_empty(tables.progress.join(steps, "shard", "left_anti"))
+    times = [0] * is_unread + [row["last_ms"] for row in found]
     return _Ends(
         until={row["shard"]: row["until"] for row in found},
         pulled={row["shard"]: row["pulled"] for row in found},
-        first_ms=min((row["last_ms"] for row in found), default=None),
+        first_ms=min(times, default=None),
     )
 
 
@@ -274,26 +277,28 @@ def _erased(judged: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def _deliveries(
-    deliveries: DataFrame,
+    tables: Tables,
     records: DataFrame,
     erased: DataFrame,
     before_ms: int,
     delay_topic: str,
 ) -> DataFrame:
-    """Table `deliveries` -> those of what is erased, and those before the limit that are of no
-    record of the archive."""
+    """The deliveries of what is erased, and those before the limit that are of no record of the
+    archive, and of none that is still to be archived."""
     of_record = records.select("shard", f.col("offset").alias("source_offset"), "goes")
     tokens = erased.select(*TOKEN).distinct().withColumn("is_erased", f.lit(True))
     rows = (
-        deliveries.join(of_record, ["shard", "source_offset"], "left")
+        tables.deliveries.join(of_record, ["shard", "source_offset"], "left")
         .join(tokens, list(TOKEN), "left")
+        .join(f.broadcast(archived_through(tables.offsets)), "shard", "left")
         .withColumn("is_own", f.coalesce(f.col("source_topic") == delay_topic, f.lit(False)))
     )
     goes = f.coalesce("goes", f.lit(False)) | f.coalesce("is_erased", f.lit(False))
     is_old = (f.col("date") < partition_of(DELIVERIES, before_ms)) & (
         f.col("timestamp_ms") < before_ms
     )
-    is_stray = is_old & (~f.col("is_own") | f.col("goes").isNull())
+    is_archived = f.coalesce(f.col("source_offset") < f.col("through"), f.lit(False))
+    is_stray = is_old & (~f.col("is_own") | (f.col("goes").isNull() & is_archived))
     return rows.where((f.col("is_own") & goes) | is_stray)
 
 

@@ -375,7 +375,7 @@ def _run(
             results.append(_StreamRun(job, started, stream, ranges).read())
         except ArchiveFailed as error:
             failures.append(str(error))
-            if isinstance(error, JvmEnded):
+            if isinstance(error, JvmEnded) or job.commits.is_unsure:
                 break
     reached = started.run.topics
     own = [topic for topic in (plan.delay, plan.progress) if topic in reached]

@@ -52,14 +52,16 @@ def known_ranges(
 ) -> Ranges:
     """The ranges that the records of the tables `progress` and `decisions` name, from these offsets
     of the partitions on."""
-    least = min(begin.values(), default=0)
-    steps = progress.where(f.col("unreadable").isNotNull() & (f.col("pull_offset") > least))
+    # Each partition from its own offset on: what lies before it may have been deleted.
+    pairs = [f.lit(each) for pair in begin.items() for each in pair]
+    first = f.coalesce(f.create_map(*pairs)[f.col("shard")] if pairs else f.lit(0), f.lit(0))
+    steps = progress.where(f.col("unreadable").isNotNull() & (f.col("pull_offset") > first))
     ranges = [
         (row["shard"], each["first"], each["last"])
         for row in steps.select("shard", "unreadable").collect()
         for each in row["unreadable"]
     ]
-    refused = decisions.where((f.col("reason") == CREATE_TIME) & (f.col("source_offset") >= least))
+    refused = decisions.where((f.col("reason") == CREATE_TIME) & (f.col("source_offset") >= first))
     stamped = [
         (row["shard"], row["source_offset"])
         for row in refused.select("shard", "source_offset").collect()

@@ -87,6 +87,13 @@ class ArchiveCoverage(Struct, frozen=True, kw_only=True):
         topic."""
         return min((seen.until_ms for seen in self.delay.values()), default=None)
 
+    @property
+    def settled_end_ms(self) -> int:
+        """The same of the delay and the progress topic together: what was settled by then is known
+        to be. 0: there is no such time yet."""
+        seen = (*self.delay.values(), *self.steps.values())
+        return min((each.until_ms for each in seen), default=0) if self.steps else 0
+
 
 BY = ("table", "judged")
 """Columns by which coverage is known: see `_with_judged`."""

@@ -57,7 +57,7 @@ from chronos.spark.audit.reach import (
 )
 from chronos.spark.codec import LEFT_LANE, PLANNED_AGAIN, WRITTEN_ON, partition_of
 from chronos.spark.delta import once
-from chronos.spark.ledger import TOKEN
+from chronos.spark.ledger import SETTLED, TOKEN
 from chronos.spark.runs import UNREADABLE
 from chronos.spark.schema import DECISIONS, DELIVERIES, ERASED, MESSAGES, Table
 
@@ -158,14 +158,12 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     )
 
 
-def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame) -> DataFrame:
-    """Those of the records that were executed: pulled, and not refused."""
-    return (
-        records.join(pulled, "shard")
-        .where("offset < pulled")
-        .drop("pulled")
-        .join(refusals, ["shard", "offset"], "left_anti")
-    )
+def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame | None) -> DataFrame:
+    """Those of the records that were executed: pulled, and not refused. `pulled`: None if all
+    were pulled."""
+    if pulled is not None:
+        records = records.join(pulled, "shard").where("offset < pulled").drop("pulled")
+    return records.join(refusals, ["shard", "offset"], "left_anti")
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
@@ -312,9 +310,11 @@ def promised_deliveries(
     progress: DataFrame,
     span: Span,
     reached: AuditReach,
+    *,
+    all_executed: bool = False,
 ) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `messages` has `accepted_ms`;
-    `progress` is limited to the usable records."""
+    `progress` is limited to the usable records. `all_executed`: as in `judge`."""
     related = _related(messages, span, reached)
     since_ms = min(reached.since_ms, related.since_ms)
     decisions = decisions.where(decided_since(since_ms) | is_carried(span))
@@ -343,11 +343,9 @@ def promised_deliveries(
     if not (counts["decisions"] or related.has_actions or related.others is not None):
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    pulled = once(_pulled(steps))
+    pulled = None if all_executed else f.broadcast(once(_pulled(steps)))
     found = _all([related.acting, others.select(*NARROW), registered])
-    ordered = once(
-        _executed(found.dropDuplicates(["shard", "offset"]), refusals, f.broadcast(pulled))
-    )
+    ordered = once(_executed(found.dropDuplicates(["shard", "offset"]), refusals, pulled))
     upserted = ordered.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
     acted_ids = ordered.where(may_act()).select("shard", "id").distinct()
     decided_offsets = (
@@ -355,12 +353,13 @@ def promised_deliveries(
         .select("shard", f.col("source_offset").alias("offset"))
         .distinct()
     )
-    marked = (
-        here.join(acted_ids.withColumn("has_action", f.lit(True)), ["shard", "id"], "left")
-        .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
-        .join(f.broadcast(pulled), "shard", "left")
-    )
-    is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
+    marked = here.join(
+        acted_ids.withColumn("has_action", f.lit(True)), ["shard", "id"], "left"
+    ).join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
+    is_executed = f.lit(True)
+    if pulled is not None:
+        marked = marked.join(pulled, "shard", "left")
+        is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
     own = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*NARROW)
@@ -368,7 +367,7 @@ def promised_deliveries(
     sent = sent_since(messages, min(since_ms, related.oldest_ms))
     ordered = _described(ordered, sent, has_fired=related.has_fired)
     if related.registered is not None:
-        accepted = _executed(related.registered, refusals, f.broadcast(pulled))
+        accepted = _executed(related.registered, refusals, pulled)
         compared = _compared(accepted.join(f.broadcast(upserted), ["shard", "id"], "left_semi"))
         ordered = ordered.join(compared, ["shard", "offset"], "left").withColumn(
             "occurrence", f.coalesce("occurrence", "first_occurrence")
@@ -816,11 +815,15 @@ REPLAYED = "replayed"
 
 def with_replays(outcomes: DataFrame, sent: DataFrame) -> DataFrame:
     """`outcomes` and `ledger.LEDGER` -> `outcomes` in which a replayed message is neither missing
-    nor duplicated."""
-    replays = sent.groupBy(*TOKEN).agg(
-        f.count(f.when(f.col("via") == "direct", 1)).alias("direct"),
-        f.max(f.col("outcome") == "missing").alias("was_missing"),
-        f.max(f.col("via") == "delay").alias("by_delay"),
+    nor duplicated. An id that a restore sent as settled brought no message."""
+    replays = (
+        sent.where(f.col("outcome") != SETTLED)
+        .groupBy(*TOKEN)
+        .agg(
+            f.count(f.when(f.col("via") == "direct", 1)).alias("direct"),
+            f.max(f.col("outcome") == "missing").alias("was_missing"),
+            f.max(f.col("via") == "delay").alias("by_delay"),
+        )
     )
     joined = outcomes.join(replays, list(TOKEN), "left")
     outcome, reason = f.col("outcome"), f.col("reason")

@@ -169,7 +169,8 @@ class Backfill:
         self._to_brokers = context.to.brokers
         self._opener = context.opener
         self._watch = context.watch
-        self._tables, self.cluster, self.topic = open_tables(context.spark, storage)
+        self._context = context
+        self._open()
         self.to = delay_topic or self.topic
         self._not_created = not_created
         claim = check_format(storage) or {}
@@ -178,12 +179,19 @@ class Backfill:
         to_id = kafka_id if context.to is context.archived else self._to_brokers.cluster_id()
         self.to_cluster = None if to_id == kafka_id else to_id
         self._origin = self.topic if self.to_cluster is None else f"{kafka_id}/{self.topic}"
-        self._reconciliation = Reconciliation(context, self._tables, cluster=self.cluster)
+
+    def _open(self) -> None:
+        self._tables, self.cluster, self.topic = open_tables(self._spark, self._storage)
+        self._reconciliation = Reconciliation(self._context, self._tables, cluster=self.cluster)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other backfills of this archive out; ArchiveInUse if one runs."""
+        """Keep other backfills of this archive out, and jobs that erase; ArchiveInUse if one runs.
+
+        The tables are opened again: what an expiry has erased meanwhile is not in the ledger any
+        more, and would be sent once more."""
         with ledger.locked(self._storage):
+            self._open()
             yield
 
     def unfinished(self) -> BackfillRun | None:
@@ -204,9 +212,13 @@ class Backfill:
         self._watch(Step(name="reading the coverage of the archive"))
         covered = coverage(self._tables.offsets)
         archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
+        if request.is_restore:
+            archived_ms = covered.settled_end_ms
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
-        judgement = judge(self._tables, covered, self.topic, span)
+        # A pending message that a cancel behind the last step names is not pending any more.
+        all_executed = request.mode == "pending"
+        judgement = judge(self._tables, covered, self.topic, span, all_executed=all_executed)
         deliveries, numbers, judged = self._deliveries(
             request, span, name, judgement.outcomes, archived_ms
         )
