@@ -7,6 +7,7 @@ import asyncio
 import re
 import socket
 import socketserver
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 
 import chronos
 from chronos.admin.cluster.cluster import check_drain
+from chronos.admin.http.context import THREADS
 from chronos.admin.http.problems import ProblemError
 from chronos.client import AsyncClient, Client, Rejected, message
 from chronos.client.requests import time_ms
@@ -651,6 +653,41 @@ def test_a_repetition_that_says_not_how_is_named_as_it_was_typed(node: Inside) -
     wrong = refused("--cron", "99 9 * * 1-5")
     assert wrong.startswith("error: --cron: ")
     assert "cron 99" not in wrong
+
+
+def test_shards_are_shown_while_no_broker_answers_for_as_many_as_there_are_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends of all shards are one question to the log, which takes one thread of those for
+    queries."""
+    ended, asked = threading.Event(), threading.Event()
+
+    def silent(*_: object) -> None:
+        asked.set()
+        ended.wait(60)
+        raise LogUnavailable("no broker answers")
+
+    with Inside(tmp_path, shards=THREADS) as inside:
+        inside.wait_ready()
+
+        def shown() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = inside.ask("GET", "/v1/shards").json()["shards"]
+            return found
+
+        assert inside.ask("POST", "/v1/messages", body()).status == 202
+        before = [shard["end_offset"] for shard in shown()]
+        assert sum(before) == 1
+        monkeypatch.setattr(inside.node.log, "watermarks", silent)
+        monkeypatch.setattr(inside.node.log, "high_watermarks", silent)
+        try:
+            assert [shard["end_offset"] for shard in shown()] == before
+            assert asked.is_set()
+        finally:
+            ended.set()
+        wait_until(lambda: {shard["end_offset"] for shard in shown()} == {None})
+        assert all(shard["store_bytes"] > 0 for shard in shown())
+        monkeypatch.undo()
+        assert [shard["end_offset"] for shard in shown()] == before
 
 
 def test_an_action_without_the_log_does_not_speak_of_scheduling(

@@ -263,7 +263,7 @@ def talking(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[
             ended.set()
 
 
-FOUND = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}'
+FOUND = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 @pytest.mark.parametrize(
