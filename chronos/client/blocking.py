@@ -137,7 +137,9 @@ class Client:
     def schedule_many(
         self, messages: Sequence[Mapping[str, Any]], *, wait: Delay | bool | None = None
     ) -> list[Scheduled]:
-        """Schedule up to 10,000 messages made by `message`: the log takes all or none.
+        """Schedule up to 10,000 messages made by `message`. If one is not valid, none is written.
+        After ServiceFailed or Unreachable some may have been written: give each an id, and repeat
+        the call.
 
         With `wait`, at most 5 s (True: 5 s), the result of each says what became of it, as in
         `schedule`; a message that the shard rejected has the result `conflict` or `rejected` and a
