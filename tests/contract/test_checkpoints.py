@@ -787,6 +787,41 @@ def test_a_disk_without_room_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+def test_a_disk_without_room_for_a_small_file_is_named(tmp_path: Path) -> None:
+    """The file fits in a buffer, so that its bytes are written when it is closed."""
+    resource = pytest.importorskip("resource")
+    store = MemoryStore()
+    store.write([(STATE_KEY, pack_state(State())), (IDENTITY_KEY, pack_identity(identity()))], [])
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+    sent = list(copier.stream(SHARD, store, NOW_MS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(NoSpace, match=r"rows cannot be written .*File too large.* Make room"):
+            copier.receive(sent, tmp_path / "back")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == ["scratch"]
+
+
+def test_a_folder_that_cannot_be_made_or_renamed_is_named(tmp_path: Path) -> None:
+    """As on a disk whose directories cannot grow."""
+    copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(NoSpace, match=r"back\.part cannot be written .*Not a directory"),
+        copier.receiving(tmp_path / "file" / "back"),
+    ):
+        pass
+    into = tmp_path / "back"
+    with (
+        pytest.raises(NoSpace, match=r"back\.part cannot be written .*Directory not empty"),
+        copier.receiving(into),
+    ):
+        (into / "in the way").mkdir(parents=True)
+    assert sorted(os.listdir(tmp_path)) == ["back", "file"]
+
+
 def test_a_new_copier_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     """Links to tables would hold disk space for ever."""
     left = tmp_path / "scratch" / "3-abc"

@@ -207,21 +207,23 @@ class Copier:
     @contextmanager
     def receiving(self, into: Path) -> Iterator[Path]:
         """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted
-        otherwise."""
-        if into.exists():
-            raise ConfigurationError(
-                [f"{into} is there already: a checkpoint never overwrites a store"]
-            )
+        otherwise. Raises NoSpace if it cannot be made, synced or renamed."""
         part = into.with_name(f"{into.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        with _writing(part):
+            if into.exists():
+                raise ConfigurationError(
+                    [f"{into} is there already: a checkpoint never overwrites a store"]
+                )
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
         try:
             yield part
-            for file in part.iterdir():
-                sync(file)
-            sync(part)
-            part.rename(into)
-            sync(into.parent)
+            with _writing(part):
+                for file in part.iterdir():
+                    sync(file)
+                sync(part)
+                part.rename(into)
+                sync(into.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
@@ -373,14 +375,18 @@ def check_bytes(chunks: Iterable[bytes], file: CheckpointFile, where: str) -> It
 
 
 def write_file(chunks: Iterable[bytes], path: Path, file: CheckpointFile, where: str) -> None:
-    """Write a file that must match its description."""
+    """Write a file that must match its description. Raises NoSpace, StoreCorrupt."""
     with _writing(path):
         target = path.open("xb")
-    with target:
+    try:
         # An error raised by the chunks is not an error of this disk.
         for chunk in check_bytes(chunks, file, where):
             with _writing(path):
                 target.write(chunk)
+    finally:
+        # The last bytes, or all of a small file, are written here.
+        with _writing(path):
+            target.close()
 
 
 @contextmanager
