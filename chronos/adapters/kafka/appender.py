@@ -3,7 +3,10 @@ probes and of the doctor.
 
 A record is written before the caller's deadline or not at all, as far as the client can know: what
 it has not sent by then is discarded. Of a record that is on its way, only the log shows whether it
-was written."""
+was written.
+
+After a fatal error of a producer, such as a missing permission, the next record has another
+producer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +18,7 @@ from chronos.adapters.kafka.connection import (
     PRODUCER,
     Connection,
 )
+from chronos.adapters.kafka.writer import discard
 from chronos.errors import LogUnavailable
 from chronos.ports import Appended, Outgoing
 
@@ -34,9 +38,11 @@ class KafkaAppender:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._producer: Producer | None = None
+        """None before the first record, and after a fatal error of the last one."""
+        self._poller: threading.Thread | None = None
+        """The thread that polls the producer."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="kafka-appends", daemon=True)
 
     def append(self, records: Sequence[Outgoing], timeout_s: float) -> list[Appended]:
         """Produce the records and wait for every delivery report. Raises LogUnavailable.
@@ -75,7 +81,8 @@ class KafkaAppender:
         except (KafkaException, BufferError) as error:
             producer.purge(in_queue=True, in_flight=True, blocking=False)  # the records before it
             raise LogUnavailable(f"a record could not be sent: {error}") from error
-        if records and not done.wait(timeout_s):
+        in_time = not records or done.wait(timeout_s)
+        if not in_time:
             # The caller is told now that it failed: it must not be sent to a broker that comes back
             # later.
             producer.purge(in_queue=True, in_flight=True, blocking=False)
@@ -85,39 +92,52 @@ class KafkaAppender:
             if result is None or (
                 isinstance(result, KafkaError) and result.code() in ABANDONED_CODES
             ):
-                raise self._unacknowledged(timeout_s)
+                raise self._unacknowledged(None if in_time else timeout_s)
             if isinstance(result, KafkaError):
                 raise LogUnavailable(f"the brokers did not take a record: {result.str()}")
             appended.append(result)
         return appended
 
-    def _unacknowledged(self, timeout_s: float) -> LogUnavailable:
-        text = (
-            f"the brokers at {self._connection.bootstrap_servers} did not acknowledge within "
-            f"{timeout_s:.0f} s"
+    def _unacknowledged(self, timeout_s: float | None) -> LogUnavailable:
+        """`timeout_s`: None if the record was discarded earlier, for another caller or because the
+        producer failed."""
+        brokers = self._connection.bootstrap_servers
+        text = f"the brokers at {brokers} did not acknowledge" + (
+            ", and the client has discarded the record"
+            if timeout_s is None
+            else f" within {timeout_s:.0f} s"
         )
         return LogUnavailable(f"{text}; {self._connection.advice('it may have been written')}")
 
     def _started(self) -> Producer:
         with self._lock:
             if self._producer is None:
-                self._producer = Producer(
+                producer = Producer(
                     self._connection.settings(
                         {**PRODUCER, "message.timeout.ms": MESSAGE_TIMEOUT_MS}
                     )
                 )
+                self._poller = threading.Thread(
+                    target=self._poll, args=[producer], name="kafka-appends", daemon=True
+                )
                 self._poller.start()
+                self._producer = producer
             return self._producer
 
-    def _poll(self) -> None:
-        assert self._producer is not None
-        while not self._closing.is_set():
-            self._producer.poll(0.1)
+    def _poll(self, producer: Producer) -> None:
+        try:
+            while not self._closing.is_set():
+                producer.poll(0.1)
+        except (KafkaException, SystemError):
+            # A fatal error, which the client has logged: this producer takes no record again.
+            with self._lock:
+                self._producer = None
+            discard(producer)
 
     def close(self) -> None:
         """Stop the thread and give the records under way a moment."""
         self._closing.set()
-        if self._poller.is_alive():
+        if self._poller is not None:
             self._poller.join(CLOSE_S)
         if self._producer is not None:
             self._producer.flush(CLOSE_S)
