@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from confluent_kafka import TopicPartition
 from structlog.testing import capture_logs
 
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.kafka import writer
 from chronos.adapters.kafka.cluster import heartbeats as heartbeats_module
 from chronos.adapters.kafka.cluster.heartbeats import HeartbeatWriter
-from chronos.adapters.kafka.connection import Connection
+from chronos.adapters.kafka.connection import CONSUMER, Connection
 from chronos.adapters.kafka.log import KafkaLog
+from chronos.adapters.kafka.shared import Share, SharedConsumer
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.config import load
 from chronos.core.cluster.kafka.records import LeaveRecord
@@ -150,3 +152,26 @@ def test_an_outage_is_one_line_about_heartbeats(
     assert [line["event"] for line in logs].count("heartbeat not written") == 1
     assert all("timed out" in why for why in failed)
     heartbeats.close()
+
+
+class Lines(list[str]):
+    """A logger that keeps the lines of a client, each of which waits in it for a poll."""
+
+    def log(self, level: int, text: str, *arguments: object) -> None:
+        self.append(text)
+
+
+def test_a_shared_consumer_without_shares_keeps_no_lines_for_the_log(address: str) -> None:
+    """Its readers have left it, because no broker answers; the client writes a line whenever a
+    connection fails."""
+    lines, settings = Lines(), Connection(address, {}).settings(CONSUMER)
+    shared = SharedConsumer(lambda: {**settings, "logger": lines})
+    share = Share(shared)
+    share.assign([TopicPartition("t", 0, 0)])
+    wait_until(lambda: len(lines) > 0, timeout_s=TIMEOUT_S)
+    share.close()
+    wait_until(lambda: not shared._asked, timeout_s=TIMEOUT_S)
+    for _ in range(2):
+        before = len(lines)
+        wait_until(lambda before=before: len(lines) > before, timeout_s=10)  # type: ignore[misc]
+    shared.close()

@@ -44,6 +44,10 @@ HELD_BYTES = 8_000_000
 POLL_S = 0.2
 """Longest wait of the shared consumer's thread, after which it sees a new partition."""
 
+IDLE_POLL_S = 1.0
+"""Longest time without a poll while there are no shares: lines for the log wait for one, of which
+the client writes some twenty a second while all brokers are gone."""
+
 IGNORED_CODES = HARMLESS_READ_CODES | {KafkaError._PARTITION_EOF}
 """Errors that mean nothing without the share of the partition they are about."""
 
@@ -179,7 +183,7 @@ class SharedConsumer:
             consumer = Consumer(self._settings())
             while not self._is_closing:
                 if not held:
-                    self._woken.wait()
+                    self._woken.wait(IDLE_POLL_S)
                 if self._woken.is_set():
                     self._assign(consumer, held)
                 self._pass_on(consumer, held)
@@ -220,9 +224,9 @@ class SharedConsumer:
                 share.end()
 
     def _pass_on(self, consumer: Consumer, held: dict[tuple[str, int], Share]) -> None:
-        """Wait for messages, and give each to its share; an error without a partition ends all
-        shares, so that each reader meets it."""
-        first = consumer.poll(POLL_S) if held else None
+        """Wait for messages, if there are shares, and give each to its share; an error without a
+        partition ends all shares, so that each reader meets it."""
+        first = consumer.poll(POLL_S if held else 0)
         if first is None:
             return
         for message in [first, *consumer.consume(HELD_MAX, 0)]:
