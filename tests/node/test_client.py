@@ -424,7 +424,7 @@ def test_a_read_is_sent_to_another_node_after_a_time_out_and_a_write_is_not(monk
             assert set(seen) == {"GET /v1/registry/routes", "GET /v1/messages/x"}
 
 
-JOB = {
+JOB: dict[str, object] = {
     "started_at": "2030-01-01T00:00:00.000Z",
     "ended_at": None,
     "elapsed_ms": 0,
