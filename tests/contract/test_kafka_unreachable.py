@@ -12,12 +12,13 @@ from confluent_kafka import TopicPartition
 from structlog.testing import capture_logs
 
 from chronos.adapters.clock import SystemClock
-from chronos.adapters.kafka import writer
+from chronos.adapters.kafka import topics, writer
 from chronos.adapters.kafka.cluster import heartbeats as heartbeats_module
 from chronos.adapters.kafka.cluster.heartbeats import HeartbeatWriter
 from chronos.adapters.kafka.connection import CONSUMER, Connection
 from chronos.adapters.kafka.log import KafkaLog
 from chronos.adapters.kafka.shared import Share, SharedConsumer
+from chronos.adapters.kafka.topics import KafkaTopics
 from chronos.adapters.kafka.writer import BulkOpener
 from chronos.config import load
 from chronos.core.cluster.kafka.records import LeaveRecord
@@ -82,6 +83,17 @@ def test_every_error_without_a_broker_names_the_bootstrap_servers(
         requests, LogUnavailable
     )
     assert [name for name, error in errors.items() if address not in str(error)] == []
+
+
+def test_a_creation_whose_client_answers_too_late_can_be_tried_again(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a freeze of the process: the time for the answer is over before the client, which
+    gives up earlier otherwise, has looked at its clock."""
+    monkeypatch.setattr(topics, "ANSWER_MARGIN_S", -0.2)
+    creating = KafkaTopics(Connection(address, {}, request_timeout_s=0.5), "progress")
+    with pytest.raises(LogUnavailable, match="creating the topic t: no broker .* in time"):
+        creating.creation_problems([TopicSpec(name="t", partitions=1, settings={})])
 
 
 @pytest.mark.slow

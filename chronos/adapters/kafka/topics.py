@@ -149,6 +149,8 @@ class KafkaTopics:
         ).items():
             try:
                 future.result(limit_s + 2 * ANSWER_MARGIN_S)
+            except TimeoutError:
+                raise self._connection.unanswered(f"creating the topic {name}") from None
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NOT_CREATED_CODES:
