@@ -3,6 +3,7 @@ remembers the transactional id."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import pytest
@@ -110,6 +111,27 @@ def test_a_writer_that_is_alone_reads_nothing(case: Case) -> None:
     case.abort()
     assert case.commit() == []
     assert case.log.reads == 0
+
+
+def test_a_step_with_a_backlog_is_committed_though_no_thread_can_be_started(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the caller's thread then, and what it had to do meanwhile is done too."""
+    done: list[str] = []
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    case.writer.send([], b"own")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        appended = case.writer.commit(
+            lambda timestamp_ms, others: done.append("verified"), lambda: done.append("meanwhile")
+        )
+    assert sorted(done) == ["meanwhile", "verified"]
+    assert [record.offset for record in case.log.records_between(case.topic, SHARD, 0, 1)] == [
+        appended.offset
+    ]
 
 
 def test_a_writer_shows_each_record_of_another_once(case: Case) -> None:

@@ -243,7 +243,11 @@ class KafkaWriter:
 
         # The client releases the GIL while it waits; no Python callback runs but that of the
         # progress record.
-        threading.Thread(target=finish, name=f"commit-{self._shard}", daemon=True).start()
+        thread = threading.Thread(target=finish, name=f"commit-{self._shard}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this machine has no thread left
+            finish()
         try:
             meanwhile()
         finally:
