@@ -1,5 +1,5 @@
-"""Files and directories on this machine: replacing a file durably as a whole, syncing, and removing
-the permissions of other users."""
+"""Files and directories on this machine: replacing a file durably as a whole, syncing, the free
+space, and removing the permissions of other users."""
 
 import os
 import stat
@@ -38,6 +38,13 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that an unprivileged process may still write to the disk of the path. Raises
+    OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def keep_private(path: Path) -> bool:

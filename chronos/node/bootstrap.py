@@ -8,9 +8,10 @@ The sources, in order:
    the logs is short, unless the operator asked for a checkpoint
 3. the logs, if they are complete; if the operator asked for a checkpoint, only if there is none
 
-A checkpoint that cannot be fetched or used does no harm: the next source is tried. Without a source
-the shard waits for a checkpoint, or its replica raises StoreCorrupt because all checkpoints are
-damaged, or LogMismatch because there is none; it never starts without its records (law 1)."""
+A checkpoint that cannot be fetched or used does no harm: the next source is tried; if this node's
+disk has no room for it, the shard tries again after FULL_MS. Without a source the shard waits for a
+checkpoint, or its replica raises StoreCorrupt because all checkpoints are damaged, or LogMismatch
+because there is none; it never starts without its records (law 1)."""
 
 import shutil
 import ssl
@@ -28,7 +29,7 @@ from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.shard.codec import Identity
 from chronos.errors import NoSpace, Retry, StoreCorrupt
 from chronos.node.checkpoints import CheckpointScheduler
-from chronos.ports import Checkpoint
+from chronos.ports import Checkpoint, Clock, steady_ms
 from chronos.workers.cluster.membership import Membership, holders
 from chronos.workers.replica.recovery import RecoveryCost
 from chronos.workers.replica.state import ReplicaState
@@ -42,6 +43,10 @@ second of work."""
 TURN_S = 0.5
 """How long one step waits while another shard of this node fetches a checkpoint; the next step
 waits again."""
+
+FULL_MS = 60_000
+"""Pause of a shard whose checkpoint found no room on this node's disk, until the next one is
+fetched: its source reads the whole store for each."""
 
 SOURCES = (ReplicaState.FOLLOWER, ReplicaState.MASTER)
 """States of the replicas whose stores are fetched: followers first, because masters have more to
@@ -70,17 +75,23 @@ class StoreBootstrap:
         checkpoints: CheckpointScheduler | None,
         others: OtherNodes | None,
         stopping: threading.Event,
+        clock: Clock,
         forced: Iterable[int] = (),
     ) -> None:
         """`checkpoints`: those at `checkpoints.location`; None without one. `others`: None for a
-        standalone node. `stopping`: ends a fetch. `forced`: shards whose store is replaced by a
-        checkpoint once, regardless of its contents (`--from-checkpoint`)."""
+        standalone node. `stopping`: ends a fetch. `clock`: times the pauses. `forced`: shards
+        whose store is replaced by a checkpoint once, regardless of its contents
+        (`--from-checkpoint`)."""
         self._copier = copier
         self._checkpoints = checkpoints
         self._others = others
         self._stopping = stopping
+        self._clock = clock
         self._forced = set(forced)
         self._turn = threading.Lock()
+        self._full: dict[int, tuple[int, str]] = {}
+        """Shards whose last checkpoint found no room: when the next one may be fetched (ms,
+        steady), and the reason."""
 
     def restore(
         self, store: RocksStore, identity: Identity, cost: RecoveryCost
@@ -89,17 +100,23 @@ class StoreBootstrap:
         the store as it is.
 
         `cost`: of that replay. Raises Retry if the logs are not complete and no checkpoint could be
-        fetched yet; StoreCorrupt if every checkpoint is damaged. A shard that must start from a
-        checkpoint starts from nothing else while there is one."""
-        is_needed = cost.store_empty or not cost.logs_complete or identity.shard in self._forced
+        fetched yet; NoSpace if the disk has no room for one, and for FULL_MS from then on;
+        StoreCorrupt if every checkpoint is damaged. A shard that must start from a checkpoint
+        starts from nothing else while there is one."""
+        shard = identity.shard
+        is_needed = cost.store_empty or not cost.logs_complete or shard in self._forced
         if not is_needed or (self._checkpoints is None and self._others is None):
             return None
+        until_ms, why = self._full.get(shard, (0, ""))
+        if steady_ms(self._clock) < until_ms:
+            raise NoSpace(why)
         if not self._turn.acquire(timeout=TURN_S):
-            raise Retry(
-                f"another shard of this node fetches a checkpoint; shard {identity.shard} is next"
-            )
+            raise Retry(f"another shard of this node fetches a checkpoint; shard {shard} is next")
         try:
             return self._restore(store, identity, cost)
+        except NoSpace as error:
+            self._full[shard] = (steady_ms(self._clock) + FULL_MS, str(error))
+            raise
         finally:
             self._turn.release()
 

@@ -220,6 +220,7 @@ def _copier(node: "Node") -> Copier:
         node=node.config.node.id,
         version=__version__,
         remembered_ms=id_states_kept_ms(retention.delivered, retention.deduplication),
+        reserve_bytes=node.config.limits.disk_reserve,
     )
 
 
@@ -294,6 +295,7 @@ def _bootstrap(
             tls=node.tls.client,
         ),
         stopping=node.stopping,
+        clock=node.clock,
         forced=range(node.config.shards) if node.from_checkpoint else (),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronos.adapters.disk import keep_private
+from chronos.adapters.disk import free_bytes, keep_private
 from chronos.errors import Stop, StoreInUse
 
 if TYPE_CHECKING:
@@ -160,5 +160,4 @@ class DataDirectory:
 
     def free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to its disk."""
-        stat = os.statvfs(self.path)
-        return stat.f_bavail * stat.f_frsize
+        return free_bytes(self.path)

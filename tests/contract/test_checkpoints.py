@@ -804,6 +804,30 @@ def test_a_disk_without_room_for_a_small_file_is_named(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["scratch"]
 
 
+def test_no_file_of_a_checkpoint_is_written_into_the_reserve_of_the_disk(
+    case: CopyingNode, tmp_path: Path
+) -> None:
+    """From a node or a location: the manifest says how much room it takes."""
+    store = case.store()
+    fill(store, 7)
+    made = case.folder.save(SHARD, store, NOW_MS)
+    open_store = open_copy if case.kind == "rocks" else MemoryStore.restored
+    copier = Copier(
+        tmp_path / "small", node="n", version="1", reserve_bytes=1 << 60, open_store=open_store
+    )
+    folder = CheckpointFolder(case.location, "c", copier, data_dir=tmp_path / "data")
+    sent = case.copier.stream(SHARD, store, NOW_MS)
+    for fetch in (
+        lambda: folder.fetch(made, tmp_path / "back"),
+        lambda: copier.receive(sent, tmp_path / "back"),
+    ):
+        with pytest.raises(NoSpace, match=r"leave less than .* MiB \(limits\.disk_reserve\)"):
+            fetch()
+        assert not (tmp_path / "back").exists()
+    sent.close()
+    assert case.left() == []
+
+
 def test_a_folder_that_cannot_be_made_or_renamed_is_named(tmp_path: Path) -> None:
     """As on a disk whose directories cannot grow."""
     copier = Copier(tmp_path / "scratch", node="n", version="1", open_store=MemoryStore.restored)

@@ -1,23 +1,32 @@
-"""The replacement of stores by checkpoints that an operator asks for with `--from-checkpoint`."""
+"""The replacement of stores by checkpoints: if an operator asks for it with `--from-checkpoint`,
+and if the disk has no room for it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from chronos.adapters.checkpoints.files import Copier
+from chronos.adapters.checkpoints.folder import CheckpointFolder
 from chronos.adapters.clock import SystemClock
-from chronos.config import load
-from chronos.core.shard.codec import Identity
-from chronos.errors import ChronosError, ConfigurationError, Retry
+from chronos.adapters.rocksdb import RocksStore
+from chronos.config import Config, load
+from chronos.core.keys import IDENTITY_KEY, STATE_KEY
+from chronos.core.shard.codec import Identity, State, pack_identity, pack_state
+from chronos.errors import ChronosError, ConfigurationError, NoSpace, Retry
 from chronos.node import Node
-from chronos.node.bootstrap import StoreBootstrap
+from chronos.node.bootstrap import FULL_MS, StoreBootstrap
 from chronos.node.checkpoints import CheckpointScheduler
 from chronos.node.data_directory import DataDirectory
 from chronos.node.opening import open_store
+from chronos.ports import Clock
 from chronos.workers.replica.recovery import RecoveryCost
+from tests.harness.clock import HandClock
+from tests.harness.disk import fill, small_disk
+from tests.harness.rows import rows_of
 from tests.sim.broker import Brokers
 from tests.sim.log import SimLog
 from tests.sim.simulation import Observer as Caller
@@ -37,39 +46,71 @@ IDENTITY = Identity(
 )
 
 
-def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_path: Path) -> None:
-    """The logs are complete, so that the store itself would do; once the location works and is
-    empty, it does."""
-    location = tmp_path / "checkpoints"
-    config = load(
+EMPTY = RecoveryCost(
+    store_empty=True, logs_complete=True, records=7, applied_min=0, pull_offset_min=0
+)
+
+
+def configured(data_dir: Path, location: Path) -> Config:
+    """A node on Kafka with one shard and a location for checkpoints."""
+    return load(
         None,
         {},
         [
-            f"node.data_dir={tmp_path / 'node'}",
+            f"node.data_dir={data_dir}",
             f"checkpoints.location={location}",
             "log.kind=kafka",
             "shards=1",
             "log.kafka.bootstrap_servers=127.0.0.1:1",
         ],
     )
-    world = World(0)
+
+
+def made(
+    config: Config, clock: Clock, *, reserve_bytes: int = 0, forced: Sequence[int] = ()
+) -> tuple[StoreBootstrap, RocksStore]:
+    """The bootstrap of a node that has no other nodes, and its store, open."""
+    world, directory = World(0), DataDirectory(Path(config.node.data_dir), node="n")
     failures: list[ChronosError] = []
-    copier = Copier(tmp_path / "copies", node="n", version="1", remembered_ms=0)
-    checkpoints = CheckpointScheduler(
-        config,
-        SimLog(Caller(world), Brokers(world, lambda transaction: None)),
-        SystemClock(),
-        copier=copier,
-        failed=failures.append,
-    )
+    copier = Copier(directory.path / "copies", node="n", version="1", reserve_bytes=reserve_bytes)
     bootstrap = StoreBootstrap(
         copier,
-        checkpoints=checkpoints,
+        checkpoints=CheckpointScheduler(
+            config,
+            SimLog(Caller(world), Brokers(world, lambda transaction: None)),
+            clock,
+            copier=copier,
+            failed=failures.append,
+        ),
         others=None,
         stopping=threading.Event(),
-        forced=[0],
+        clock=clock,
+        forced=forced,
     )
-    store = open_store(config, DataDirectory(Path(config.node.data_dir), node="n"), 0)
+    return bootstrap, open_store(config, directory, 0)
+
+
+def save_checkpoint(path: Path, config: Config) -> list[tuple[bytes, bytes]]:
+    """Save a checkpoint at the location, as another node does, and return its rows."""
+    state = State(applied=7, pull_offset=70, cursor_due_ms=5, progress_ms=5)
+    store = RocksStore(path / "saved")
+    store.write([(STATE_KEY, pack_state(state)), (IDENTITY_KEY, pack_identity(IDENTITY))], [])
+    copier = Copier(path / "saved-copies", node="other", version="1")
+    folder = CheckpointFolder(
+        str(config.checkpoints.location), config.cluster, copier, data_dir=path / "other"
+    )
+    folder.save(0, store, 1)
+    rows = rows_of(store)
+    store.close()
+    return rows
+
+
+def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_path: Path) -> None:
+    """The logs are complete, so that the store itself would do; once the location works and is
+    empty, it does."""
+    location = tmp_path / "checkpoints"
+    config = configured(tmp_path / "node", location)
+    bootstrap, store = made(config, SystemClock(), forced=[0])
     try:
         location.write_text("not a folder")
         for _ in range(2):
@@ -84,6 +125,33 @@ def test_a_store_that_must_be_replaced_is_not_used_while_the_location_fails(tmp_
         assert bootstrap.restore(store, IDENTITY, NOTHING_TO_READ) is None
     finally:
         store.close()
+
+
+def test_a_checkpoint_that_found_no_room_is_fetched_again_a_minute_later(tmp_path: Path) -> None:
+    """No file of it is written into the reserve of the disk. Its source reads a whole store for
+    each, so that the shard does not ask for one at every step."""
+    clock, disk = HandClock(), tmp_path / "disk"
+    config = configured(disk / "node", tmp_path / "checkpoints")
+    rows = save_checkpoint(tmp_path, config)
+    with small_disk(disk):
+        bootstrap, store = made(config, clock, reserve_bytes=48 << 20)
+        try:
+            ballast = fill(disk, 24)
+            with pytest.raises(NoSpace, match=r"limits\.disk_reserve") as first:
+                bootstrap.restore(store, IDENTITY, EMPTY)
+            ballast.unlink()
+            # The wall clock is set by an hour, which does not shorten the pause.
+            clock.stepped += 3_600_000
+            clock.now += 3_600_000 + FULL_MS - 1
+            with pytest.raises(NoSpace) as second:
+                bootstrap.restore(store, IDENTITY, EMPTY)
+            assert str(second.value) == str(first.value)
+            clock.now += 1
+            restored = bootstrap.restore(store, IDENTITY, EMPTY)
+            assert restored is not None
+            assert rows_of(store) == rows
+        finally:
+            store.close()
 
 
 def test_a_checkpoint_is_not_asked_of_a_node_that_has_none(tmp_path: Path) -> None:

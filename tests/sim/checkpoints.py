@@ -247,6 +247,7 @@ class SimBootstrap(StoreBootstrap):
                 tls=ssl.create_default_context,
             ),
             stopping=threading.Event(),
+            clock=node.clock,
         )
         self._turn = TryLock()  # type: ignore[assignment]
         self._owner = node
@@ -264,7 +265,7 @@ class SimBootstrap(StoreBootstrap):
             raise Retry(f"node {member.node} does not answer")
         try:
             rows = other.stores[identity.shard].rows()
-        except StoreCorrupt as error:
+        except (StoreCorrupt, NoSpace) as error:
             raise Retry(f"node {member.node}: {error}") from error
         self._pause("fetch", self._copying_ms)
         self._owner.disk.fetched[into] = rows

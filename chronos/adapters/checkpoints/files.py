@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chronos.adapters.disk import sync
+from chronos.adapters.disk import free_bytes, sync
 from chronos.adapters.rocksdb import RocksStore
 from chronos.core.keys import IDENTITY_KEY, STATE_KEY
 from chronos.core.shard.codec import (
@@ -113,16 +113,19 @@ class Copier:
         node: str,
         version: str,
         remembered_ms: int = 0,
+        reserve_bytes: int = 0,
         open_store: Opener = open_copy,
     ) -> None:
         """`scratch`: a folder for copies under way, on the disk of the stores so that files are
         hard links; its content is deleted. `remembered_ms`: for the digest,
-        `retention.id_states_kept_ms`. `open_store`: opens a copy."""
+        `retention.id_states_kept_ms`. `reserve_bytes`: free space that a received copy leaves on
+        its disk. `open_store`: opens a copy."""
         self.open_store = open_store
         self.node = node
         self._scratch = scratch
         self._version = version
         self._remembered_ms = remembered_ms
+        self._reserve_bytes = reserve_bytes
         shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
@@ -204,6 +207,19 @@ class Copier:
         finally:
             copy.close()
 
+    def check_room(self, folder: Path, checkpoint: Checkpoint) -> None:
+        """Raise NoSpace if the files of a checkpoint, written to the folder, would leave less free
+        space than the reserve."""
+        with _writing(folder):
+            free = free_bytes(folder)
+        if free - checkpoint.size_bytes < self._reserve_bytes:
+            raise NoSpace(
+                f"the disk of {folder} has {free >> 20} MiB left, and a checkpoint of "
+                f"{checkpoint.size_bytes >> 20} MiB would leave less than "
+                f"{self._reserve_bytes >> 20} MiB (limits.disk_reserve): make room, one "
+                "is fetched again after a minute"
+            )
+
     @contextmanager
     def receiving(self, into: Path) -> Iterator[Path]:
         """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted
@@ -240,11 +256,12 @@ class Copier:
     ) -> Checkpoint:
         """Unpack a stream into a new folder: all of it, checked, or nothing.
 
-        Raises StoreCorrupt if it is damaged, ends early, or is of a store with another identity.
+        Raises StoreCorrupt if it is damaged, ends early, or is of a store with another identity;
+        NoSpace.
         """
         where = "the checkpoint of another node"
         with self.receiving(into) as part:
-            checkpoint = unpack(chunks, part)
+            checkpoint = unpack(chunks, part, self.check_room)
             if identity is not None and checkpoint.identity != identity:
                 raise StoreCorrupt(
                     f"{where} is of {checkpoint.identity}, not of {identity}: it serves other "
@@ -266,8 +283,11 @@ def pack(folder: Path, checkpoint: Checkpoint) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
-    """Write the files of a stream, each checked against the manifest, which comes first."""
+def unpack(
+    chunks: Iterable[bytes], folder: Path, check_room: Callable[[Path, Checkpoint], None]
+) -> Checkpoint:
+    """Write the files of a stream, each checked against the manifest, which comes first.
+    `check_room` is called before the first file."""
     where = "the stream of a checkpoint"
     try:
         with tarfile.open(fileobj=_Source(chunks), mode="r|", bufsize=CHUNK_BYTES) as tar:
@@ -278,6 +298,7 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> Checkpoint:
                     "damaged"
                 )
             checkpoint = decode_manifest(_content(tar, first).read(), where)
+            check_room(folder, checkpoint)
             missing = {file.name: file for file in checkpoint.files}
             while (member := tar.next()) is not None:
                 file = missing.pop(member.name, None)

@@ -227,10 +227,11 @@ class CheckpointFolder:
     def fetch(self, checkpoint: Checkpoint, into: Path) -> None:
         """Fetch it into a folder that must not exist yet: all of it, checked, or nothing.
 
-        Raises StoreCorrupt if any byte differs from its manifest.
+        Raises StoreCorrupt if any byte differs from its manifest; NoSpace.
         """
         place = self._place(checkpoint.shard, checkpoint.name)
         with self._copier.receiving(into) as part:
+            self._copier.check_room(part, checkpoint)
             with self._reaching("reading"):
                 for file in checkpoint.files:
                     write_file(self._read(checkpoint, file), part / file.name, file, place)
