@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from chronos.adapters.embedded.log import EmbeddedLog
@@ -18,12 +20,15 @@ from chronos.core.cluster.roles import (
 )
 from chronos.ports import ClusterSnapshot
 from chronos.workers.cluster.steadiness import Steadiness
-from chronos.workers.watch.reachability import LogReachability
+from chronos.workers.watch.reachability import PINGS, LogReachability
 from tests.harness.clock import HandClock
 
 TIMEOUT_MS = 2_400
 
 STEP_MS = 50
+
+PAUSE_MS = 4 * TIMEOUT_MS
+"""For which a process does not run."""
 
 
 class Controller:
@@ -105,6 +110,65 @@ def test_a_node_reports_that_the_log_answers_it_once_it_did(tmp_path: Path) -> N
     reachability.step(clock.now)
     assert reachability.verdict == OK
     log.close()
+
+
+class SlowLog(EmbeddedLog):
+    """A log whose pings take some time and have an answer or none, as the test says."""
+
+    def __init__(self, path: Path, clock: HandClock) -> None:
+        super().__init__(path, clock=clock, progress_topic="p", disk_reserve_bytes=0)
+        self.hand, self.answers, self.takes_ms = clock, True, 0
+        self.reachability = LogReachability(self, unreachable_ms=TIMEOUT_MS, clock=clock)
+        self.verdicts: list[str] = []
+        """Those that the node could report while it pinged."""
+
+    def ping(self, timeout_s: float) -> bool:
+        self.verdicts.append(self.reachability.verdict)
+        self.hand.now += self.takes_ms
+        self.verdicts.append(self.reachability.verdict)
+        return self.answers
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[SlowLog]:
+    """One that has answered once."""
+    log = SlowLog(tmp_path, HandClock())
+    log.reachability.step(log.hand.now)
+    log.verdicts.clear()
+    yield log
+    log.close()
+
+
+def test_a_pause_of_the_process_between_two_pings_is_no_silence_of_the_log(slow: SlowLog) -> None:
+    """Another thread than the one that pings may be the first after it to report the verdict."""
+    slow.hand.now += PAUSE_MS
+    slow.reachability.step(slow.hand.now)
+    assert {*slow.verdicts, slow.reachability.verdict} == {OK}
+
+
+def test_a_pause_of_the_process_in_a_ping_is_no_silence_of_the_log(slow: SlowLog) -> None:
+    """The time of the ping is over then, whatever the brokers have answered."""
+    slow.hand.now += TIMEOUT_MS // PINGS
+    slow.answers, slow.takes_ms = False, PAUSE_MS
+    slow.reachability.step(slow.hand.now)
+    slow.answers, slow.takes_ms = True, 0
+    slow.reachability.step(slow.hand.now)
+    assert {*slow.verdicts, slow.reachability.verdict} == {OK}
+
+
+@pytest.mark.parametrize("takes_ms", [0, 100, 2 * TIMEOUT_MS // PINGS])
+def test_a_log_that_answers_no_ping_is_unreachable_in_time(slow: SlowLog, takes_ms: int) -> None:
+    """Whether pings fail at once, as when connections are refused, or wait for their whole time."""
+    slow.answers, slow.takes_ms = False, takes_ms
+    answered_ms = wake_ms = slow.hand.now
+    while slow.reachability.verdict != UNREACHABLE:
+        slow.hand.now = max(slow.hand.now, wake_ms)
+        wake_ms = slow.reachability.step(slow.hand.now)
+        assert slow.hand.now - answered_ms <= TIMEOUT_MS + takes_ms
+    assert slow.hand.now - answered_ms >= TIMEOUT_MS
+    slow.answers = True
+    slow.reachability.step(slow.hand.now)
+    assert slow.reachability.verdict == OK
 
 
 def test_lost_roles_wait_for_reports_for_one_timeout() -> None:

@@ -34,7 +34,11 @@ class LogReachability:
         self._brokers = brokers
         self._unreachable_ms = unreachable_ms
         self._clock = clock
-        self._answered_ms = steady_ms(self._clock)
+        self._ping_ms = 2 * unreachable_ms // PINGS
+        """Longest time that a ping waits."""
+        self._silence = 0, steady_ms(clock)
+        """For how long (ms) the log had not answered at the last count, and the time of that
+        (steady ms)."""
         self._answered_at_ms = clock.now_ms()
         self._has_answered = False
         self._logged_ms: int | None = None
@@ -46,7 +50,7 @@ class LogReachability:
     @property
     def verdict(self) -> str:
         """OK, DEGRADED or UNREACHABLE, as of now."""
-        silent_ms = steady_ms(self._clock) - self._answered_ms
+        silent_ms = self._silent_ms(steady_ms(self._clock))
         if silent_ms >= self._unreachable_ms:
             return UNREACHABLE
         is_late = not self._has_answered or silent_ms >= self._unreachable_ms // 2
@@ -55,16 +59,24 @@ class LogReachability:
     def step(self, now_ms: int) -> int:
         """Ping once; return when to be called again, in epoch ms."""
         pinged_ms = steady_ms(self._clock)
-        if self._log.ping(2 * self._unreachable_ms / PINGS / 1_000):
-            self._answered_ms, self._answered_at_ms = steady_ms(self._clock), self._clock.now_ms()
-            self._has_answered = True
-        self._log_outage(steady_ms(self._clock))
-        took_ms = steady_ms(self._clock) - pinged_ms
-        return now_ms + max(0, self._unreachable_ms // PINGS - took_ms)
+        self._silence = self._silent_ms(pinged_ms), pinged_ms
+        is_answered = self._log.ping(self._ping_ms / 1_000)
+        ended_ms = steady_ms(self._clock)
+        self._silence = 0 if is_answered else self._silent_ms(ended_ms), ended_ms
+        if is_answered:
+            self._answered_at_ms, self._has_answered = self._clock.now_ms(), True
+        self._log_outage(ended_ms)
+        return now_ms + max(0, self._unreachable_ms // PINGS - (ended_ms - pinged_ms))
+
+    def _silent_ms(self, steady_now_ms: int) -> int:
+        """For how long (ms) the log has not answered. Between two counts no more counts than a ping
+        waits: a process that was frozen for longer could not receive an answer."""
+        silent_ms, counted_ms = self._silence
+        return silent_ms + min(steady_now_ms - counted_ms, self._ping_ms)
 
     def _log_outage(self, steady_now_ms: int) -> None:
         """Log an outage when it begins, once in LOG_EVERY_MS while it lasts, and when it ends."""
-        silent_s = (steady_now_ms - self._answered_ms) // 1_000
+        silent_s = self._silent_ms(steady_now_ms) // 1_000
         if self.verdict != UNREACHABLE:
             if self._logged_ms is not None:
                 log.info("the log answers this node again")
