@@ -92,7 +92,7 @@ def test_a_creation_whose_client_answers_too_late_can_be_tried_again(
     gives up earlier otherwise, has looked at its clock."""
     monkeypatch.setattr(topics, "ANSWER_MARGIN_S", -0.2)
     creating = KafkaTopics(Connection(address, {}, request_timeout_s=0.5), "progress")
-    with pytest.raises(LogUnavailable, match="creating the topic t: no broker .* in time"):
+    with pytest.raises(LogUnavailable, match=r"creating the topic t: no broker .* in time"):
         creating.creation_problems([TopicSpec(name="t", partitions=1, settings={})])
 
 
