@@ -56,6 +56,7 @@ from chronos.errors import (
     ConfigurationError,
     NoSpace,
     Retry,
+    Stop,
     StoreCorrupt,
     StoreInUse,
 )
@@ -320,18 +321,23 @@ class Database:
 
     def replace(self, folder: Path) -> None:
         """Replace this database by the one in `folder`, which is moved here; the old content is
-        deleted."""
-        old = self.path.with_name(f"{self.path.name}.old")
+        deleted. If it raises before the move, the old content is here. After a kill,
+        `finish_replacement` does the rest."""
+        replaced = _replaced(self.path)
         try:
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
             with suppress(ChronosError):
                 self.close()
-            self.path.rename(old)
-            folder.rename(self.path)
+            self.path.rename(replaced)
+            try:
+                folder.rename(self.path)
+            except OSError:
+                replaced.rename(self.path)
+                raise
         except OSError as error:
             raise self._translated(error, "replacing") from error
         self.open()
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def _check_complete(self) -> None:
         if not self.path.is_dir():
@@ -592,6 +598,24 @@ class Database:
         if TOO_MANY_FILES in text:
             return Retry(f"{where}. Raise the limit of open files (ulimit -n) to 4096 or more.")
         return StoreCorrupt(f"{where}. {self._remedy}")
+
+
+def finish_replacement(path: Path, folder: Path) -> None:
+    """Finish the `Database.replace` of the database at `path` by the one in `folder`, if a kill
+    broke it off: between its two moves there is none at `path`. Raises Stop."""
+    replaced = _replaced(path)
+    if replaced.exists() and not path.exists():
+        complete = folder if folder.exists() else replaced
+        try:
+            complete.rename(path)
+        except OSError as error:
+            raise Stop(f"{complete} cannot be moved to {path}: {error.strerror}") from error
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _replaced(path: Path) -> Path:
+    """Where `Database.replace` keeps the old content; operators call a folder of theirs `.old`."""
+    return path.with_name(f"{path.name}.replaced")
 
 
 class _Closed:

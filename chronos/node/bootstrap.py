@@ -13,7 +13,6 @@ disk has no room for it, the shard tries again after FULL_MS. Without a source t
 checkpoint, or its replica raises StoreCorrupt because all checkpoints are damaged, or LogMismatch
 because there is none; it never starts without its records (law 1)."""
 
-import shutil
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,9 +21,9 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from chronos.adapters.checkpoints.files import Copier
+from chronos.adapters.checkpoints.files import Copier, discard
 from chronos.adapters.checkpoints.node import fetch_checkpoint
-from chronos.adapters.rocksdb import RocksStore
+from chronos.adapters.rocksdb import RocksStore, finish_replacement
 from chronos.core.cluster.roles import Member, ShardRoles
 from chronos.core.shard.codec import Identity
 from chronos.errors import NoSpace, Retry, StoreCorrupt
@@ -76,12 +75,14 @@ class StoreBootstrap:
         others: OtherNodes | None,
         stopping: threading.Event,
         clock: Clock,
+        stores: Path,
         forced: Iterable[int] = (),
     ) -> None:
         """`checkpoints`: those at `checkpoints.location`; None without one. `others`: None for a
-        standalone node. `stopping`: ends a fetch. `clock`: times the pauses. `forced`: shards
-        whose store is replaced by a checkpoint once, regardless of its contents
-        (`--from-checkpoint`)."""
+        standalone node. `stopping`: ends a fetch. `clock`: times the pauses. `stores`: the
+        folder of the stores, none of which is open yet: what a killed process left beside them is
+        removed. `forced`: shards whose store is replaced by a checkpoint once, regardless of its
+        contents (`--from-checkpoint`)."""
         self._copier = copier
         self._checkpoints = checkpoints
         self._others = others
@@ -92,6 +93,7 @@ class StoreBootstrap:
         self._full: dict[int, tuple[int, str]] = {}
         """Shards whose last checkpoint found no room: when the next one may be fetched (ms,
         steady), and the reason."""
+        _clear(stores)
 
     def restore(
         self, store: RocksStore, identity: Identity, cost: RecoveryCost
@@ -124,10 +126,10 @@ class StoreBootstrap:
         self, store: RocksStore, identity: Identity, cost: RecoveryCost
     ) -> Checkpoint | None:
         shard = identity.shard
-        into = store.path.with_name(f"{shard}.fetched")
+        into = _fetched(store.path)
         failures: list[StoreCorrupt | Retry] = []
         for fetch in self._sources(identity, cost, into):
-            shutil.rmtree(into, ignore_errors=True)
+            discard(into)
             try:
                 checkpoint = fetch()
             except NoSpace:
@@ -145,6 +147,7 @@ class StoreBootstrap:
                 or checkpoint.pull_offset < cost.pull_offset_min
             ):
                 log.warning("checkpoint behind the logs", shard=shard, checkpoint=checkpoint.name)
+                discard(into)
                 continue
             store.replace(into)
             self._forced.discard(shard)
@@ -245,3 +248,16 @@ class StoreBootstrap:
         return any(
             node != self._others.node for node in roles.shards.get(shard, ShardRoles()).replicas
         )
+
+
+def _fetched(store: Path) -> Path:
+    """Where a checkpoint for a store is fetched to."""
+    return store.with_name(f"{store.name}.fetched")
+
+
+def _clear(stores: Path) -> None:
+    """Remove what a killed process left beside the stores: it takes the room of whole stores, also
+    of shards that this node does not get again."""
+    for store in {path.with_name(path.name.partition(".")[0]) for path in stores.glob("[0-9]*.*")}:
+        finish_replacement(store, _fetched(store))
+        discard(_fetched(store))

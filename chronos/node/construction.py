@@ -296,6 +296,7 @@ def _bootstrap(
         ),
         stopping=node.stopping,
         clock=node.clock,
+        stores=node.directory.stores,
         forced=range(node.config.shards) if node.from_checkpoint else (),
     )
 

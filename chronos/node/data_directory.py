@@ -154,9 +154,14 @@ class DataDirectory:
         """Note that the process stopped in order."""
         shutil.rmtree(self.path / READING, ignore_errors=True)
 
+    @property
+    def stores(self) -> Path:
+        """The folder of the stores."""
+        return self.path / "shards"
+
     def store(self, shard: int) -> Path:
         """Return the folder of a shard's store."""
-        return self.path / "shards" / str(shard)
+        return self.stores / str(shard)
 
     def free_bytes(self) -> int:
         """Return the bytes that an unprivileged process may still write to its disk."""

@@ -912,6 +912,19 @@ def test_a_store_is_replaced_by_the_one_that_was_fetched(tmp_path: Path) -> None
     again.close()
 
 
+def test_a_store_whose_replacement_cannot_be_moved_is_there_as_before(tmp_path: Path) -> None:
+    """A shard that starts again must not find an empty store in its place."""
+    store = RocksStore(tmp_path / "store", memtable_bytes=1 << 20)
+    fill(store, 3, size=50)
+    rows = everything(store)
+    with pytest.raises(StoreCorrupt, match="No such file or directory"):
+        store.replace(tmp_path / "fetched")
+    assert os.listdir(tmp_path) == ["store"]
+    store.open()
+    assert everything(store) == rows
+    store.close()
+
+
 def test_checkpoints_on_a_local_disk_are_for_their_user_only(tmp_path):
     """They hold every payload. A folder of an earlier version is closed when it is used again."""
     location = tmp_path / "deep" / "checkpoints"

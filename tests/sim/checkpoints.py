@@ -31,7 +31,7 @@ from chronos.workers.replica.checkpoint import (
 )
 from chronos.workers.replica.recovery import RecoveryCost
 from tests.sim.broker import DELAY, PROGRESS, Partition
-from tests.sim.store import SimStore
+from tests.sim.store import NOWHERE, SimStore
 from tests.sim.world import Crashed, World, broken
 
 if TYPE_CHECKING:
@@ -248,6 +248,7 @@ class SimBootstrap(StoreBootstrap):
             ),
             stopping=threading.Event(),
             clock=node.clock,
+            stores=NOWHERE.parent,
         )
         self._turn = TryLock()  # type: ignore[assignment]
         self._owner = node

@@ -224,7 +224,7 @@ class Copier:
     def receiving(self, into: Path) -> Iterator[Path]:
         """Yield a folder to fetch into; it is renamed to `into` if all went well, and deleted
         otherwise. Raises NoSpace if it cannot be made, synced or renamed."""
-        part = into.with_name(f"{into.name}.part")
+        part = _part(into)
         with _writing(part):
             if into.exists():
                 raise ConfigurationError(
@@ -269,6 +269,17 @@ class Copier:
                 )
             self.check(part, checkpoint, where)
         return checkpoint
+
+
+def discard(into: Path) -> None:
+    """Remove a checkpoint that was received into the folder, and what a kill left of one that was
+    not received to its end."""
+    for folder in (into, _part(into)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _part(into: Path) -> Path:
+    return into.with_name(f"{into.name}.part")
 
 
 def pack(folder: Path, checkpoint: Checkpoint) -> Iterator[bytes]:
