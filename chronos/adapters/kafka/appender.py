@@ -102,10 +102,10 @@ class KafkaAppender:
         """`timeout_s`: None if the record was discarded earlier, for another caller or because the
         producer failed."""
         brokers = self._connection.bootstrap_servers
-        text = f"the brokers at {brokers} did not acknowledge" + (
-            ", and the client has discarded the record"
+        text = (
+            f"the brokers at {brokers} did not acknowledge, and the client has discarded the record"
             if timeout_s is None
-            else f" within {timeout_s:.0f} s"
+            else f"the brokers at {brokers} did not acknowledge within {timeout_s:.0f} s"
         )
         return LogUnavailable(f"{text}; {self._connection.advice('it may have been written')}")
 
