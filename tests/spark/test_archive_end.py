@@ -221,4 +221,4 @@ def test_a_restore_knows_what_was_delivered_up_to_the_end_of_the_progress_topic_
         mode="pending", purpose="restore-1", lost_ms=READ_MS, deduplication_ms=0
     )
     planned = backfills(spark, logs, brokers, storage).plan(request)
-    assert (planned.archived_ms, planned.unknown) == (seen_ms, 1)
+    assert (planned.archived_ms, planned.unknown) == (READ_MS, 1)

@@ -13,6 +13,7 @@ from chronos.spark import ledger, schema
 from chronos.spark.audit.outcomes import Span
 from chronos.spark.backfill import selection
 from chronos.spark.request import BackfillRequest
+from tests.spark.cases import JudgedShard, archive_of
 from tests.spark.lost import START_MS
 
 if TYPE_CHECKING:
@@ -131,6 +132,25 @@ def test_a_restore_selects_what_is_pending_and_the_ids_that_were_delivered_latel
         (9, "settled"),
         (10, "settled"),
     ]
+
+
+def test_a_pending_message_is_not_restored_if_a_later_cancel_waited_to_be_executed(
+    spark: SparkSession,
+) -> None:
+    """Whatever messages of its id came before the cancel; an executed one was judged by the audit,
+    and another action may have been refused."""
+    case = JudgedShard("", {}).step(T, T, 5)
+    case.act("cancel", 4, b"refused", at_ms=T).act("cancel", 7, b"off", at_ms=T)
+    case.act("reschedule", 8, b"moved", at_ms=T, due_ms=T + 9)
+    tables = archive_of(spark, [case])
+    rows = [(1, b"off"), (6, b"off"), (9, b"off"), (2, b"refused"), (3, b"moved")]
+    deliveries = spark.createDataFrame(
+        [(0, at, 1, id_, "t", T, T, "pending") for at, id_ in rows]
+        + [(0, 0, 1, b"off", "t", T, T, "settled")],
+        OUTCOME_COLUMNS.replace(", reason string", ""),
+    )
+    left = selection.without_cancelled(deliveries, tables.messages, tables.progress).collect()
+    assert {row["source_offset"] for row in left} == {0, 9, 2, 3}
 
 
 def test_a_dead_letter_that_was_replayed_or_discarded_is_left_alone(spark: SparkSession) -> None:

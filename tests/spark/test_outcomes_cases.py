@@ -8,7 +8,6 @@ import pytest
 
 from chronos.spark.audit.coverage import coverage
 from chronos.spark.audit.job import judge
-from chronos.spark.audit.outcomes import Span
 from tests.spark.cases import PULLED, READ_MS, SETTLED_MS, WINDOW, JudgedShard, T, archive_of
 from tests.spark.histories import DELAY, HOUR_MS
 
@@ -997,19 +996,3 @@ def found(spark: SparkSession) -> list[Found]:
 def test_each_case_has_the_expected_outcomes(found: list[Found], number: int) -> None:
     """Exactly the expected deliveries, each with its outcome and reason."""
     assert found[number] == ALL[number].expects
-
-
-def test_an_action_that_no_known_step_executed_counts_for_a_restore(spark: SparkSession) -> None:
-    """A message that was cancelled or replaced while its service stopped is not brought back."""
-    later_ms = T + 10 * HOUR_MS
-    case = JudgedShard("", {}).step(T - HOUR_MS, 0, 0).step(T, T - 1_000, 5)
-    case.send(0, later_ms, id=b"off").send(1, later_ms, id=b"old").send(2, later_ms)
-    case.act("cancel", 7, b"off", at_ms=T).send(8, later_ms, id=b"old", verb="replace")
-    case.send(9, later_ms)
-    tables = archive_of(spark, [case])
-    covered, span = coverage(tables.offsets), Span(from_ms=0, to_ms=later_ms + 1)
-    for executed, ended in ((False, set()), (True, {(0, "cancelled"), (1, "replaced")})):
-        judged = judge(tables, covered, DELAY, span, all_executed=executed).outcomes
-        found = {(row["source_offset"], row["outcome"]) for row in judged.collect()}
-        waiting = {0, 1, 2, 8, 9} - {offset for offset, _ in ended}
-        assert found == {*ended, *((offset, "pending") for offset in waiting)}

@@ -117,11 +117,14 @@ class KafkaAppender:
                         {**PRODUCER, "message.timeout.ms": MESSAGE_TIMEOUT_MS}
                     )
                 )
-                self._poller = threading.Thread(
+                poller = threading.Thread(
                     target=self._poll, args=[producer], name="kafka-appends", daemon=True
                 )
-                self._poller.start()
-                self._producer = producer
+                try:
+                    poller.start()
+                except RuntimeError as error:
+                    raise LogUnavailable(f"a record could not be sent: {error}") from error
+                self._poller, self._producer = poller, producer
             return self._producer
 
     def _poll(self, producer: Producer) -> None:

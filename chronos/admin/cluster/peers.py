@@ -44,8 +44,9 @@ ANSWER_S = 8.0
 NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """Errors of a request that was not sent, because no connection was made."""
 
-NOT_HELD = "urn:chronos:problem:not-held"
-"""The problem of a node that does not hold the shard."""
+NOT_DONE = frozenset(f"urn:chronos:problem:{name}" for name in ("not-held", "stopping", "busy"))
+"""Problems of a node that has not begun with an action: it does not hold the shard, or takes no
+request now."""
 
 PREFERRED = (ReplicaState.MASTER, ReplicaState.FOLLOWER)
 """States of replicas whose nodes are asked first; then those whose state is changing."""
@@ -170,7 +171,7 @@ class PeerClient:
         when no node answers.
 
         Another holder is asked only if the one before it cannot have executed the action: it could
-        not be connected to, or answers that it does not hold the shard. `key`: names the call, see
+        not be connected to, or answers with one of NOT_DONE. `key`: names the call, see
         `IDEMPOTENCY_KEY`. `answer_s`: how long a node may take. `again`: the hint of the
         ProblemError if a node may have executed the action."""
         parameters = {"shards": str(shard)}
@@ -184,7 +185,7 @@ class PeerClient:
                 if isinstance(error, NOT_CONNECTED):
                     continue
                 raise ProblemError(503, "no-holder", silent(member, error), hint=again) from None
-            if status != 503 or not _is_not_held(answer):
+            if status != 503 or not _is_not_done(answer):
                 return status, answer
         raise self._no_holder(shard)
 
@@ -274,13 +275,13 @@ def _warn(member: Member, error: Exception) -> None:
     log.warning("another node does not answer", node=member.node, why=certificates.reason(error))
 
 
-def _is_not_held(body: bytes) -> bool:
-    """Return whether the problem says that the node does not hold the shard."""
+def _is_not_done(body: bytes) -> bool:
+    """Return whether the problem is one of NOT_DONE."""
     try:
         kind = msgspec.json.decode(body, type=dict[str, Any])["type"]
     except (msgspec.MsgspecError, KeyError):
         return False
-    return bool(kind == NOT_HELD)
+    return kind in NOT_DONE
 
 
 def _forwarded(status: int, body: bytes) -> ProblemError:

@@ -302,13 +302,11 @@ def _show_plan(report: "BackfillReport") -> None:
 
     lag_ms, lost_ms = _lag_ms(report), report.request.lost_ms
     assert lost_ms is not None
-    lines = [
-        "the archive has no end: it never held every partition of the delay and the progress topic"
-    ]
+    lines = ["the archive has no end: it never held every partition of the delay topic"]
     if lag_ms is not None:
         lines = [
             f"the archive ends at {format_time(report.archived_ms)}, {span(lag_ms / 1_000)} "
-            f"before the loss at {format_time(lost_ms)}: what was sent after it may be lost"
+            f"before the loss at {format_time(lost_ms)}: what was sent after it is lost"
         ]
     lines.append(
         f"to restore: {number(report.messages - report.settled)} messages, {size(report.bytes)} of "

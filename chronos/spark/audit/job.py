@@ -214,16 +214,8 @@ def default_span(
     return Span(from_ms=start_ms, to_ms=end_ms)
 
 
-def judge(
-    tables: Tables,
-    covered: ArchiveCoverage,
-    delay_topic: str,
-    span: Span,
-    *,
-    all_executed: bool = False,
-) -> Judgement:
+def judge(tables: Tables, covered: ArchiveCoverage, delay_topic: str, span: Span) -> Judgement:
     """The outcomes of the promised deliveries due in the window. `covered`: by the same tables.
-    `all_executed`: each archived action counts, whether a step is known that executed it or not.
 
     ArchiveFailed if a row is outside the partition of its time."""
     spark = tables.offsets.sparkSession
@@ -240,9 +232,7 @@ def judge(
         [(shard, frontier.offset, frontier.due_ms) for shard, frontier in last.items()],
         "shard int, last_offset long, last_due_ms long",
     )
-    promised = promised_deliveries(
-        messages, tables.decisions, progress, span, reached, all_executed=all_executed
-    )
+    promised = promised_deliveries(messages, tables.decisions, progress, span, reached)
     if not is_empty(tables.offsets.where(f.col("gap_reason") == UNREADABLE)):
         promised = promised.unionByName(stepped_over(tables.decisions, tables.offsets, span))
     wanted = Span(from_ms=min(span.from_ms, reached.requested_ms), to_ms=span.to_ms)

@@ -158,12 +158,14 @@ def scheduled(messages: DataFrame, span: Span) -> DataFrame:
     )
 
 
-def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame | None) -> DataFrame:
-    """Those of the records that were executed: pulled, and not refused. `pulled`: None if all
-    were pulled."""
-    if pulled is not None:
-        records = records.join(pulled, "shard").where("offset < pulled").drop("pulled")
-    return records.join(refusals, ["shard", "offset"], "left_anti")
+def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame) -> DataFrame:
+    """Those of the records that were executed: pulled, and not refused."""
+    return (
+        records.join(pulled, "shard")
+        .where("offset < pulled")
+        .drop("pulled")
+        .join(refusals, ["shard", "offset"], "left_anti")
+    )
 
 
 def _pulled(progress: DataFrame) -> DataFrame:
@@ -310,11 +312,9 @@ def promised_deliveries(
     progress: DataFrame,
     span: Span,
     reached: AuditReach,
-    *,
-    all_executed: bool = False,
 ) -> DataFrame:
     """Tables of the archive -> `PROMISED` due within the window. `messages` has `accepted_ms`;
-    `progress` is limited to the usable records. `all_executed`: as in `judge`."""
+    `progress` is limited to the usable records."""
     related = _related(messages, span, reached)
     since_ms = min(reached.since_ms, related.since_ms)
     decisions = decisions.where(decided_since(since_ms) | is_carried(span))
@@ -343,9 +343,11 @@ def promised_deliveries(
     if not (counts["decisions"] or related.has_actions or related.others is not None):
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    pulled = None if all_executed else f.broadcast(once(_pulled(steps)))
+    pulled = once(_pulled(steps))
     found = _all([related.acting, others.select(*NARROW), registered])
-    ordered = once(_executed(found.dropDuplicates(["shard", "offset"]), refusals, pulled))
+    ordered = once(
+        _executed(found.dropDuplicates(["shard", "offset"]), refusals, f.broadcast(pulled))
+    )
     upserted = ordered.where(f.col("on_conflict") == "upsert").select("shard", "id").distinct()
     acted_ids = ordered.where(may_act()).select("shard", "id").distinct()
     decided_offsets = (
@@ -353,13 +355,12 @@ def promised_deliveries(
         .select("shard", f.col("source_offset").alias("offset"))
         .distinct()
     )
-    marked = here.join(
-        acted_ids.withColumn("has_action", f.lit(True)), ["shard", "id"], "left"
-    ).join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
-    is_executed = f.lit(True)
-    if pulled is not None:
-        marked = marked.join(pulled, "shard", "left")
-        is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
+    marked = (
+        here.join(acted_ids.withColumn("has_action", f.lit(True)), ["shard", "id"], "left")
+        .join(decided_offsets.withColumn("is_decided", f.lit(True)), ["shard", "offset"], "left")
+        .join(f.broadcast(pulled), "shard", "left")
+    )
+    is_executed = f.coalesce(f.col("offset") < f.col("pulled"), f.lit(False))
     needs_timeline = f.coalesce("has_action", "is_decided", f.lit(False)) & is_executed
     plain = marked.where(f.col("refused_for").isNotNull() | ~needs_timeline)
     own = marked.where(f.col("refused_for").isNull() & needs_timeline).select(*NARROW)
@@ -367,7 +368,7 @@ def promised_deliveries(
     sent = sent_since(messages, min(since_ms, related.oldest_ms))
     ordered = _described(ordered, sent, has_fired=related.has_fired)
     if related.registered is not None:
-        accepted = _executed(related.registered, refusals, pulled)
+        accepted = _executed(related.registered, refusals, f.broadcast(pulled))
         compared = _compared(accepted.join(f.broadcast(upserted), ["shard", "id"], "left_semi"))
         ordered = ordered.join(compared, ["shard", "offset"], "left").withColumn(
             "occurrence", f.coalesce("occurrence", "first_occurrence")

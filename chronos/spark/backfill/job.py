@@ -33,7 +33,7 @@ from chronos.core.clock import CLOCK_TOLERANCE_MS
 from chronos.errors import ArchiveFailed, ChronosError, LogUnavailable
 from chronos.spark import ledger
 from chronos.spark.archive.job import check_cluster_id
-from chronos.spark.audit.coverage import coverage
+from chronos.spark.audit.coverage import coverage, usable
 from chronos.spark.audit.job import Judgement, archive_end, default_span, judge
 from chronos.spark.audit.outcomes import OUTCOMES, Span
 from chronos.spark.backfill import selection
@@ -212,15 +212,11 @@ class Backfill:
         self._watch(Step(name="reading the coverage of the archive"))
         covered = coverage(self._tables.offsets)
         archived_ms = archive_end(covered, self._storage.uri, needs_window=needs_window)
-        if request.is_restore:
-            archived_ms = covered.settled_end_ms
         span = self._span(request, archived_ms)
         self._watch(Step(name="auditing the window"))
-        # A pending message that a cancel behind the last step names is not pending any more.
-        all_executed = request.mode == "pending"
-        judgement = judge(self._tables, covered, self.topic, span, all_executed=all_executed)
+        judgement = judge(self._tables, covered, self.topic, span)
         deliveries, numbers, judged = self._deliveries(
-            request, span, name, judgement.outcomes, archived_ms
+            request, span, name, judgement.outcomes, covered.settled_end_ms
         )
         targets = {target: count for (target, is_sent), count in numbers.items() if not is_sent}
         self._watch(Step(name="writing the plan"))
@@ -264,7 +260,7 @@ class Backfill:
         span: Span,
         name: str,
         outcomes: DataFrame,
-        archived_ms: int,
+        settled_ms: int,
     ) -> tuple[DataFrame, dict[tuple[str, bool], int], dict[str, int]]:
         """The deliveries to replay, their number by target and whether they were sent before, and
         all messages by outcome.
@@ -277,7 +273,7 @@ class Backfill:
         ]
         outcomes = selection.requested(outcomes, request).observe(counted, *counts)
         if request.is_restore:
-            deliveries = selection.restored(outcomes, request, archived_ms)
+            deliveries = selection.restored(outcomes, request, settled_ms)
         else:
             deliveries = selection.selected(
                 outcomes, request, self._log_starts() if request.mode == "pending" else {}
@@ -285,6 +281,12 @@ class Backfill:
         selected = self._storage.path(ledger.run_folder(name), "_selected")
         if request.mode == "dead-letters":
             deliveries = self._without_resolved(deliveries, span)
+        if request.mode == "pending":
+            deliveries = selection.without_cancelled(
+                deliveries,
+                self._tables.messages,
+                usable(self._tables.progress, self._tables.offsets),
+            )
         deliveries.write.mode("overwrite").parquet(selected)
         judged = {outcome: count for outcome, count in counted.get.items() if count}
         deliveries = self._spark.read.parquet(selected)

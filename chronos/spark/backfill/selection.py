@@ -73,7 +73,8 @@ def selected(
 
 
 def restored(outcomes: DataFrame, request: BackfillRequest, archived_ms: int) -> DataFrame:
-    """`outcomes` -> `DELIVERY` of a restore, from an archive that ends at `archived_ms`.
+    """`outcomes` -> `DELIVERY` of a restore, from an archive that holds what was settled up to
+    `archived_ms`.
 
     With the outcome `pending`, what was not settled at the archive's end; with `unknown`, what was
     due by the loss, so that it may have been delivered after that end; with SETTLED, ids delivered
@@ -101,6 +102,27 @@ def restored(outcomes: DataFrame, request: BackfillRequest, archived_ms: int) ->
         .select("last.*")
     )
     return pending.select(*DELIVERY).unionByName(settled.select(*DELIVERY))
+
+
+def without_cancelled(deliveries: DataFrame, messages: DataFrame, progress: DataFrame) -> DataFrame:
+    """`DELIVERY`, and tables `messages` and `progress` -> those without the pending messages that a
+    cancel names which came later, and which no step has executed.
+
+    Other actions of that kind do not count: the service might have refused them."""
+    pulled = progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled"))
+    waiting = (
+        messages.where(f.col("verb") == "cancel")
+        .join(f.broadcast(pulled), "shard", "left")
+        .where(f.col("offset") >= f.coalesce("pulled", f.lit(0)))
+        .groupBy("shard", "id")
+        .agg(f.max("offset").alias("cancelled_at"))
+    )
+    is_cancelled = f.coalesce(f.col("cancelled_at") > f.col("source_offset"), f.lit(False))
+    return (
+        deliveries.join(waiting, ["shard", "id"], "left")
+        .where(~is_cancelled | (f.col("outcome") == SETTLED))
+        .select(*DELIVERY)
+    )
 
 
 def _outcome(request: BackfillRequest, lost_below: Mapping[int, int]) -> Column:
