@@ -21,7 +21,6 @@ last record of a file: that record cannot be told from a torn one.
 RocksDB's own snapshots are not used: their iterators see later writes (measured). An iterator keeps
 the tables and memtables of its moment, and the directory locked, until it is closed."""
 
-import os
 import shutil
 import threading
 import time
@@ -49,6 +48,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from chronos.adapters.disk import free_bytes
 from chronos.adapters.rocksdb_scan import SKIPPED_MAX, DatabaseSnapshot, KeyValue, Scan
 from chronos.core.keys import EXPIRY, ID_STATE
 from chronos.errors import (
@@ -750,8 +750,7 @@ class RocksStore:
 
         RocksDB recovers from a full disk by itself, but not always: one of several stores still
         refused all writes minutes after there was space again (measured)."""
-        disk = os.statvfs(self._db.path)
-        if disk.f_bavail * disk.f_frsize < self._reopen_bytes:
+        if free_bytes(self._db.path) < self._reopen_bytes:
             raise NoSpace(
                 f"{self._db.path} could not be written ({self.background_error()}). Make room on "
                 f"that disk: with {self._reopen_bytes >> 20} MiB it goes on by itself, and "

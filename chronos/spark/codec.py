@@ -4,7 +4,7 @@ Delay and progress records are parsed by the parsers of `core`, without the sett
 receipts are read with Spark's column functions. The outcome of a message follows from several
 tables and is judged in `audit/`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, timedelta
 from functools import partial
 from typing import Any
@@ -459,6 +459,12 @@ def source_parts(source: str) -> tuple[Column, Column, Column]:
         f.substring_index(address, "/", 1).try_cast("int"),
         f.substring_index(address, "/", -1).try_cast("bigint"),
     )
+
+
+def of_shard(values: Mapping[int, int]) -> Column:
+    """The value of the row's `shard`; null if there is none for it."""
+    pairs = [f.lit(each) for pair in values.items() for each in pair]
+    return f.create_map(*pairs)[f.col("shard")] if pairs else f.lit(None).cast("long")
 
 
 def raw(records: DataFrame) -> DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer
 
 POLL_S = 0.01
@@ -24,3 +25,17 @@ def serving(server: TCPServer) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests, and writes no line for each."""
+
+    def reply(self, status: int, body: bytes) -> None:
+        """Send an answer."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import ClassVar
 
@@ -39,7 +39,7 @@ from chronos.core.shard.rules import Rules
 from tests.harness.command import run
 from tests.harness.ports import free_port
 from tests.harness.service import Service
-from tests.harness.serving import serving
+from tests.harness.serving import Handler, serving
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +251,12 @@ def talking(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[
     """A server that has this talk on each connection; the event is set once the block ends."""
     ended = threading.Event()
 
-    class Handler(BaseRequestHandler):
+    class Talk(BaseRequestHandler):
         def handle(self) -> None:
             with suppress(OSError):  # the client is gone
                 talk(self.request, ended)
 
-    with serving(ThreadingTCPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(ThreadingTCPServer(("127.0.0.1", 0), Talk)) as address:
         try:
             yield address
         finally:
@@ -379,24 +379,18 @@ def registry(master: str, seen: list[str]) -> Iterator[str]:
         "followers": [],
     }
 
-    class Handler(BaseHTTPRequestHandler):
+    class Routes(Handler):
         def answer(self) -> None:
             seen.append(f"{self.command} {self.path}")
             is_routes = self.path == "/v1/registry/routes"
             body = json.dumps(
                 {"partitions": 1, "routes": [route]} if is_routes else {"detail": "no"}
             ).encode()
-            self.send_response(200 if is_routes else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(200 if is_routes else 404, body)
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Routes)) as address:
         yield address
 
 
@@ -440,7 +434,7 @@ JOB: dict[str, object] = {
 }
 
 
-class JobNode(BaseHTTPRequestHandler):
+class JobNode(Handler):
     """A node that knows one job, `j`, and first answers requests about it with the statuses in
     `troubles`; 0 closes the connection."""
 
@@ -458,16 +452,9 @@ class JobNode(BaseHTTPRequestHandler):
         if not status:
             self.close_connection = True
             return
-        body = json.dumps(JOB | found).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(status, json.dumps(JOB | found).encode())
 
     do_GET = do_POST = do_DELETE = answer  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from chronos.errors import NoSpace
 from tests.harness.inside import Inside
 from tests.harness.joined import holder, join, leave
 from tests.harness.ports import free_port
-from tests.harness.serving import serving
+from tests.harness.serving import Handler, serving
 from tests.harness.waiting import wait_until
 
 FIRE = "/v1/messages/daily/fire"
@@ -179,21 +179,15 @@ def test_a_job_that_cannot_be_started_tells_whether_parts_of_it_may_go_on(
     with Inside(tmp_path, node__id="n1", shards=2) as asked:
         part = asked.ask("POST", "/v1/jobs", COUNT).body
 
-        class Handler(BaseHTTPRequestHandler):
+        class Beginning(Handler):
             """A node that begins its part and then answers nothing."""
 
-            def do_POST(self) -> None:
+            def do_POST(self) -> None:  # noqa: N802
                 self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(202)
-                self.send_header("Content-Length", str(len(part)))
-                self.end_headers()
-                self.wfile.write(part)
+                self.reply(202, part)
 
-            def do_DELETE(self) -> None:
+            def do_DELETE(self) -> None:  # noqa: N802
                 self.close_connection = True
-
-            def log_message(self, *_: object) -> None:
-                pass
 
         leave(asked)
         gone = f"http://127.0.0.1:{free_port()}"
@@ -206,7 +200,7 @@ def test_a_job_that_cannot_be_started_tells_whether_parts_of_it_may_go_on(
                 False,
                 "node n2 did not answer in time",
             )
-        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Beginning)) as address:
             is_over, why = nothing_goes_on(
                 asked, holder("n2", address), holder("n3", gone, shard=1)
             )

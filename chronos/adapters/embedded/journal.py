@@ -6,7 +6,6 @@ it is synced (law 1). After a write or a sync has failed, RocksDB takes no more 
 is reopened before the next one, and what it then holds counts. A thread that waited for a sync that
 failed gets LogUnavailable: its write may be there or not."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from rocksdict import Cache, WriteBatch
 
+from chronos.adapters.disk import free_bytes
 from chronos.adapters.rocksdb import Database, tuned
 from chronos.errors import LogUnavailable, NoSpace, Retry
 
@@ -100,17 +100,13 @@ class Journal:
 
     def is_short_of_space(self) -> bool:
         """Return whether writes are refused, or would be with one more memtable on the disk."""
-        return self._free_bytes() < self._disk_reserve_bytes + self._memtable_bytes
-
-    def _free_bytes(self) -> int:
-        disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize
+        return free_bytes(self._path) < self._disk_reserve_bytes + self._memtable_bytes
 
     def _check_space(self, reserve_bytes: int) -> None:
-        free_bytes = self._free_bytes()
-        if free_bytes < reserve_bytes:
+        free = free_bytes(self._path)
+        if free < reserve_bytes:
             raise NoSpace(
-                f"the disk of {self._path} has {free_bytes >> 20} MiB left, less than "
+                f"the disk of {self._path} has {free >> 20} MiB left, less than "
                 f"{reserve_bytes >> 20} MiB (limits.disk_reserve): make room"
             )
 

@@ -29,7 +29,7 @@ from chronos.spark.audit.coverage import archived_through, coverage, usable
 from chronos.spark.audit.hops import hops
 from chronos.spark.audit.job import judge
 from chronos.spark.audit.outcomes import WRONG, Span, held, refused, with_replays
-from chronos.spark.codec import DAY_MS, partition_of
+from chronos.spark.codec import DAY_MS, of_shard, partition_of
 from chronos.spark.delta import is_empty, table_at
 from chronos.spark.ledger import TOKEN
 from chronos.spark.schema import DEAD_LETTERS, DECISIONS, DELIVERIES, MESSAGES, PROGRESS, REJECTED
@@ -111,10 +111,7 @@ class _Ends(Struct, frozen=True, kw_only=True):
 
 def _below(offset: str, ends: Mapping[int, int]) -> Column:
     """True if the offset is below that of its shard."""
-    if not ends:
-        return f.lit(False)
-    pairs = [f.lit(each) for pair in ends.items() for each in pair]
-    return f.coalesce(f.col(offset) < f.create_map(*pairs)[f.col("shard")], f.lit(False))
+    return f.coalesce(f.col(offset) < of_shard(ends), f.lit(False))
 
 
 def _ends(tables: Tables, before_ms: int) -> _Ends:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 
 from chronos.core.message import Reason
 from chronos.errors import BatchUnreadable, Retry
+from chronos.spark.codec import of_shard
 from chronos.spark.runs import ArchiveBrokers
 
 READ_AHEAD = 10_000
@@ -53,8 +54,7 @@ def known_ranges(
     """The ranges that the records of the tables `progress` and `decisions` name, from these offsets
     of the partitions on."""
     # Each partition from its own offset on: what lies before it may have been deleted.
-    pairs = [f.lit(each) for pair in begin.items() for each in pair]
-    first = f.coalesce(f.create_map(*pairs)[f.col("shard")] if pairs else f.lit(0), f.lit(0))
+    first = f.coalesce(of_shard(begin), f.lit(0))
     steps = progress.where(f.col("unreadable").isNotNull() & (f.col("pull_offset") > first))
     ranges = [
         (row["shard"], each["first"], each["last"])

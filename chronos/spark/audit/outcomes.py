@@ -168,7 +168,7 @@ def _executed(records: DataFrame, refusals: DataFrame, pulled: DataFrame) -> Dat
     )
 
 
-def _pulled(progress: DataFrame) -> DataFrame:
+def pulled_below(progress: DataFrame) -> DataFrame:
     """`shard`, `pulled`: the offset below which delay records were executed; records beyond it have
     no effect yet."""
     return progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled"))
@@ -343,7 +343,7 @@ def promised_deliveries(
     if not (counts["decisions"] or related.has_actions or related.others is not None):
         return _plain_deliveries(here).unionByName(unreadable)
     steps = recent(progress, span.from_ms)
-    pulled = once(_pulled(steps))
+    pulled = once(pulled_below(steps))
     found = _all([related.acting, others.select(*NARROW), registered])
     ordered = once(
         _executed(found.dropDuplicates(["shard", "offset"]), refusals, f.broadcast(pulled))

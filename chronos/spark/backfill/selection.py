@@ -23,7 +23,7 @@ from chronos.core.message import (
     SOURCE,
     Reason,
 )
-from chronos.spark.audit.outcomes import Span
+from chronos.spark.audit.outcomes import Span, pulled_below
 from chronos.spark.codec import header, header_number, header_text
 from chronos.spark.ledger import (
     KEPT,
@@ -109,10 +109,9 @@ def without_cancelled(deliveries: DataFrame, messages: DataFrame, progress: Data
     cancel names which came later, and which no step has executed.
 
     Other actions of that kind do not count: the service might have refused them."""
-    pulled = progress.groupBy("shard").agg(f.max("pull_offset").alias("pulled"))
     waiting = (
         messages.where(f.col("verb") == "cancel")
-        .join(f.broadcast(pulled), "shard", "left")
+        .join(f.broadcast(pulled_below(progress)), "shard", "left")
         .where(f.col("offset") >= f.coalesce("pulled", f.lit(0)))
         .groupBy("shard", "id")
         .agg(f.max("offset").alias("cancelled_at"))

@@ -42,7 +42,7 @@ from chronos.spark import ledger
 from chronos.spark.archive.unreadable import Ranges, known_ranges, parts_around, records_around
 from chronos.spark.audit.coverage import archived_through
 from chronos.spark.backfill.pace import Pace, SendingTurn
-from chronos.spark.codec import header_text, raw
+from chronos.spark.codec import header_text, of_shard, raw
 from chronos.spark.ledger import (
     KEPT,
     OWN,
@@ -495,10 +495,8 @@ class Reconciliation:
         stable = {shard: watermarks[shard].stable for shard in shards}
         found = _positions(raw(self._around(run, begin, stable)))
         if any(begin[int(shard)] > first for shard, first in run.begin.items()):
-            first = f.create_map(
-                *(f.lit(each) for pair in run.begin.items() for each in (int(pair[0]), pair[1]))
-            )
-            of_run = self._tables.messages.where(f.col("offset") >= first[f.col("shard")])
+            first = of_shard({int(shard): begun for shard, begun in run.begin.items()})
+            of_run = self._tables.messages.where(f.col("offset") >= first)
             found = found.unionByName(_positions(of_run))
         return ledger.rows_committed(found, run)
 
