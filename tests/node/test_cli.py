@@ -88,14 +88,14 @@ def test_a_message_is_shown_listed_moved_and_cancelled(chronos):
         "--to",
         "managed",
         "--at",
-        "2027-01-01T00:00:00Z",
+        "2031-01-01T00:00:00Z",
         "--id",
         "m 1/ü",
         "x",
         "-o",
         "json",
     )
-    assert sent.json["due_at"] == "2027-01-01T00:00:00.000Z"
+    assert sent.json["due_at"] == "2031-01-01T00:00:00.000Z"
     shown = chronos("get", "m 1/ü")
     assert "state     pending\n" in shown.out
     assert " \n" not in shown.out
