@@ -363,7 +363,7 @@ def filter_of(
         "due_to": moment(due_to, "--due-to"),
         "id_prefix": None if id_prefix is None else given(id_prefix),
         "key": None if key is None else given(key),
-        "headers": dict(header_condition(text) for text in header or []) or None,
+        "headers": _header_conditions(header or []) or None,
         "contains": contains,
         "series": series,
     }
@@ -381,6 +381,16 @@ def filter_of(
             "included"
         )
     return matching
+
+
+def _header_conditions(texts: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in map(header_condition, texts):
+        if found.setdefault(name, value) != value:
+            raise typer.BadParameter(
+                f"--header: {name} is given with two values; a filter has one for each name"
+            )
+    return found
 
 
 def header_condition(text: str) -> tuple[str, str]:

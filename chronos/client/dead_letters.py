@@ -5,6 +5,7 @@ A dead letter is named by its position, which is the partition and offset of its
 id of its message, which stands for the newest dead letter of this message; in a list, for all of
 them. The clients send the requests."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict
 from urllib.parse import quote, urlencode
@@ -181,8 +182,8 @@ def resolve_all(
 
     `rate`: at most this many dead letters a second. `anyway`: also those whose cause is still
     there."""
-    if rate is not None and rate <= 0:
-        raise ValueError(f"rate is {rate:g}: it must be greater than 0")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"rate is {rate:g}: it must be a number greater than 0")
     limit = None if rate is None or dry_run else max(1, min(PAGE_LETTERS, int(rate)))
     totals, after, places = DeadLetterTotals(), None, tuple(positions)
     while True:

@@ -51,7 +51,7 @@ from `--set` flags; the later wins, key by key. These say the same:
 | where | how |
 |---|---|
 | file | `log:` and, indented below it, `kind: kafka` |
-| variable | `CHRONOS_LOG__KIND=kafka` (`__` between levels) |
+| variable | `CHRONOS_LOG__KIND=kafka` (`__` between levels; names of topics as they are written, or in capitals for lower case) |
 | flag | `--set log.kind=kafka` |
 
 - A **duration** is a number and a unit: `250ms`, `1.5s`, `90s`, `15m`, `2h`, `7d`, or several of them: `1h30m`. No bare number.

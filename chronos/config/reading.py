@@ -135,7 +135,12 @@ def _read_variables(reading: _Reading, environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in OF_THE_COMMAND_LINE:
             continue
-        path = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+        written = name.removeprefix(ENVIRONMENT_PREFIX).replace("__", ".")
+        path = written.lower()
+        mapping = map_of(path)
+        if mapping is not None and not written.isupper():
+            # The name of an item, such as a topic, as it is written.
+            path = mapping + written[len(mapping) :]
         if path.startswith(f"{PROPERTIES}."):
             path = path.replace(
                 "_", "."

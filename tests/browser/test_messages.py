@@ -10,7 +10,7 @@ from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import faults, opened
 from tests.harness.service import Service
@@ -313,6 +313,45 @@ def test_a_series_that_is_edited_keeps_its_next_time_and_what_is_left_of_its_occ
     assert (found["target"]["key"], found["repetition"]["times"]) == ("other", 4)
     assert (found["due_at"], found["occurrence"]) == (before["due_at"], 1)
     assert service.ask("DELETE", "/v1/messages/counted")[0] == 200
+
+
+def test_a_cron_series_that_is_edited_keeps_its_first_time_and_its_expiry(
+    page: Page, service: Service
+) -> None:
+    """Unless its rhythm is changed."""
+    series = {"repeat": "cron 0 9 * * *", "time_zone": "Asia/Tokyo", "deliver_at": TO_MOVE}
+    expiry = {"expire_at": "2030-01-31T09:10:00.123Z"}
+    service.post(
+        "/v1/messages?wait=5s", message("first-time", deliver_at=TO_MOVE) | series | expiry
+    )
+    opened(page, service, of("first-time"))
+    page.get_by_role("link", name="Edit and replace").click()
+    page.get_by_label("Kafka key").fill("other")
+    page.get_by_role("button", name="Replace the message").click()
+    expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/first-time")
+    assert (found["target"]["key"], found["due_at"]) == ("other", TO_MOVE)
+    assert found["expire_at"] == expiry["expire_at"]
+    assert service.ask("DELETE", "/v1/messages/first-time")[0] == 200
+
+
+def test_a_time_that_comes_twice_in_local_time_is_kept(browser: Browser, service: Service) -> None:
+    """Berlin has 02:30 twice on 2030-10-27."""
+    second = "2030-10-27T01:30:00.000Z"
+    service.post("/v1/messages?wait=5s", message("twice", deliver_at=second))
+    with browser.new_context(timezone_id="Europe/Berlin") as context:
+        page = opened(context.new_page(), service, of("twice"))
+        page.get_by_role("link", name="Edit and replace").click()
+        expect(page.get_by_label("Time (UTC)", exact=True)).to_have_value("2030-10-27T01:30")
+        page.get_by_role("button", name=re.compile("Times are in UTC")).click()
+        local = page.get_by_label("Time (local time)", exact=True)
+        expect(local).to_have_value("2030-10-27T02:30")
+        page.get_by_label("Kafka key").fill("other")
+        page.get_by_role("button", name="Replace the message").click()
+        expect(page.locator("main")).to_contain_text("Scheduled for ")
+    found = service.get("/v1/messages/twice")
+    assert (found["target"]["key"], found["due_at"]) == ("other", second)
+    assert service.ask("DELETE", "/v1/messages/twice")[0] == 200
 
 
 def test_what_is_not_edited_stays_as_it_is(page: Page, service: Service) -> None:

@@ -456,6 +456,25 @@ ENTRIES = (
 """Of which the first one lacks ids."""
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"- {name: a, sha256: '%064d', roles: [read], targets: }", "Expected `array`, got `null`"),
+        (b"- {name: a, sha256: '%064d', roles: [read], ids: }", "Expected `array`, got `null`"),
+        (
+            b"- {name: a, sha256: '%064d', roles: [read], targets: [a], targets: ['*']}",
+            "targets a second time, on line 2",
+        ),
+        (b"- {name: a, sha256: '%064d', roles: [read]}\ntokens: []", "tokens a second time"),
+    ],
+)
+def test_a_token_file_that_could_be_taken_for_another_is_refused(text, says):
+    """A list without entries is not a token without limits; of a name that stands twice YAML keeps
+    the last value."""
+    with pytest.raises(ValueError, match=says):
+        parse_tokens(b"tokens:\n" + text % 1)
+
+
 def test_a_token_that_may_write_needs_ids_beside_targets(tmp_path):
     """A list of patterns that no header holds is refused. Payloads are shown only with their
     role."""

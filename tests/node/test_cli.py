@@ -527,6 +527,16 @@ def test_a_service_that_does_not_run_is_exit_code_3():
     ("arguments", "says"),
     [
         (("send", "--to", "t", "--in", "5", "x"), "--in: 5 has no unit; write 5s, 5m or 5ms"),
+        (
+            ("archive", "expire", "-l", "none", "--older-than", "90", "--yes"),
+            "--older-than: 90 has no unit",
+        ),
+        (("archive", "-l", "none", "--follow", "--every", "10"), "--every: 10 has no unit"),
+        (
+            ("cancel", "--header", "tenant=a", "--header", "tenant=b", "--yes"),
+            "--header: tenant is given with two values",
+        ),
+        (("dead-letters", "replay", "--all", "--rate", "inf", "--yes"), "--rate: inf is not a"),
         (("send", "--to", "t", "--at", "1798000000", "x"), "such as 2026-12-23T04:26:40.000Z"),
         (
             ("send", "--to", "t", "--in", "1s", "--at", "2030-01-01T00:00:00Z", "x"),

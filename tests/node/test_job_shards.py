@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from chronos.admin.messages import jobs
 from chronos.workers.replica.leadership import Assignment
 from tests.harness.command import run
 from tests.harness.inside import Inside
-from tests.harness.joined import assign, join
+from tests.harness.joined import assign, holder, join, leave
+from tests.harness.serving import Handler, serving
 from tests.harness.waiting import wait_until
 
 
@@ -26,6 +30,41 @@ def ended(service: Inside, job: str) -> dict[str, Any]:
 
     wait_until(has_ended, lambda: found)
     return found
+
+
+def test_a_job_whose_parts_on_other_nodes_are_to_begin_counts_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it cannot begin."""
+    asked, is_answered = threading.Event(), threading.Event()
+
+    class Slow(Handler):
+        """A node that refuses its part late."""
+
+        def do_POST(self) -> None:  # noqa: N802
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.set()
+            is_answered.wait(30)
+            self.reply(500, b"")
+
+    monkeypatch.setattr(jobs, "RUNNING_MAX", 1)
+    with (
+        serving(ThreadingTCPServer(("127.0.0.1", 0), Slow)) as other,
+        Inside(tmp_path, node__id="n1") as service,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        leave(service)
+        join(service, holder("n2", other))
+        begin = partial(service.ask, "POST", "/v1/jobs", {"action": "count"})
+        first = pool.submit(begin)
+        try:
+            wait_until(asked.is_set)
+            assert (begin().status, begin().problem) == (409, "too-many-jobs")
+        finally:
+            is_answered.set()
+        assert first.result().status == 503
+        assert begin().status == 503
+        assert service.ask("GET", "/v1/jobs").json()["jobs"] == []
 
 
 @pytest.mark.process

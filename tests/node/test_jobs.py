@@ -9,7 +9,7 @@ import pty
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -314,9 +314,42 @@ def test_a_terminal_is_asked_before_many_messages_are_changed(service):
         assert states(service, ids) == [expected] * 4
 
 
-def on_terminal(arguments: list[str], answer: bytes) -> tuple[int, str]:
-    """Run a command on a terminal that answers its question; its exit code and all of its
-    output."""
+def test_what_dies_while_a_terminal_is_asked_is_not_discarded(service):
+    """Only what the counts before the question were of."""
+
+    def die(count: int) -> None:
+        """Expire in the lane of the target, and leave it."""
+        service.ask("PUT", "/v1/rates/never", {"rate": "0/s"})
+        expire_ms = time.time_ns() // 1_000_000 + 50
+        for at in range(count):
+            body = {"id": f"{count}-{at}", "target": {"topic": "never"}, "value": "v"}
+            service.post("/v1/messages?wait=5s", body | {"delay": 0, "expire_at": expire_ms})
+        service.wait_until(lambda: time.time_ns() // 1_000_000 > expire_ms, "let them expire")
+        service.ask("PUT", "/v1/rates/never", {"rate": "100/s"})
+
+    def dead() -> set[str]:
+        found = service.get("/v1/dead-letters", target="never")["letters"]
+        return {letter["id"] for letter in found}
+
+    def later() -> None:
+        die(1)
+        service.wait_until(lambda: len(dead()) == 3, "let the third one die")
+
+    die(2)
+    service.wait_until(lambda: len(dead()) == 2, "let both die")
+    arguments = ["dead-letters", "discard", "--target", "never", "--server", service.url]
+    code, shown = on_terminal(arguments, b"y\n", later)
+    assert (code, "discard 2 dead letters?" in shown) == (0, True), shown
+    assert dead() == {"1-0"}
+    code, shown = on_terminal([*arguments[:2], "--all", *arguments[4:]], b"y\n")
+    assert (code, "discard 1 dead letter?" in shown, dead()) == (0, True, set()), shown
+
+
+def on_terminal(
+    arguments: list[str], answer: bytes, before: Callable[[], None] = lambda: None
+) -> tuple[int, str]:
+    """Run a command on a terminal that answers its question, after `before`; its exit code and all
+    of its output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "chronos", *arguments],
@@ -331,6 +364,7 @@ def on_terminal(arguments: list[str], answer: bytes) -> tuple[int, str]:
         while data := os.read(ours, 4_096):
             shown += data
             if not answered and b"?" in shown:
+                before()
                 os.write(ours, answer)
                 answered = True
     os.close(ours)

@@ -46,6 +46,8 @@ def asked(**changed: Any) -> BackfillRequest:
         ({"purpose": "a/b"}, "--purpose"),
         ({"over": "30m", "rate": 1.0}, "choose one of"),
         ({"over": "soon"}, "--over"),
+        ({"over": "2"}, "--over or --id: 2 has no unit"),
+        ({"start": "-90"}, "--from: 90 has no unit"),
         ({"rate": 0.0}, "--rate"),
         ({"headers": ["x"]}, "--header"),
         ({"start": "2030-01-02T00:00:00Z", "end": "2030-01-01T00:00:00Z"}, "before --to"),

@@ -971,6 +971,10 @@ def test_rates_are_given_for_patterns_of_topics_and_each_wrong_one_is_named(tmp_
     assert load(None, {"CHRONOS_DELIVERY__RATES": '{"a.b": "2/s"}'}, []).delivery.rates == {
         "a.b": "2/s"
     }
+    # The name of a topic has its case; a variable in capitals is one as most are written.
+    for name, topic in (("Billing_Eu", "Billing_Eu"), ("BILLING_EU", "billing_eu")):
+        found = load(None, {f"CHRONOS_DELIVERY__RATES__{name}": "5/s"}, []).delivery.rates
+        assert found == {topic: "5/s"}
     with pytest.raises(ConfigurationError) as caught:
         load(
             None,

@@ -37,7 +37,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 import yaml
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from chronos.core.reach import ALL, EVERYTHING, Reach
@@ -124,8 +124,9 @@ MEMBER = Sender(name=None, roles=frozenset((*ROLES, "node")))
 class _Token(Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
     roles: Annotated[list[Literal["read", "payload", "write", "operate"]], Meta(min_length=1)]
-    targets: _Patterns | None = None
-    ids: _Patterns | None = None
+    # Null is refused: of a list whose entries were all taken out it would make one of everything.
+    targets: _Patterns | UnsetType = UNSET
+    ids: _Patterns | UnsetType = UNSET
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     certificate: str | None = None
     claims: Annotated[dict[str, Any], Meta(min_length=1)] | None = None
@@ -140,6 +141,19 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 def digest(token: str) -> str:
     """Return the hash of a token as the file has it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no mapping has a name twice: the first value would be dropped."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                line = key.start_mark.line + 1
+                raise ValueError(f"gives {key.value} a second time, on line {line}; keep one")
+            names.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -158,7 +172,7 @@ def parse_tokens(data: bytes) -> Tokens:
     if not data.strip():
         raise ValueError("is empty; to have no tokens, write `tokens: []`")
     try:
-        found = msgspec.convert(yaml.safe_load(data), _File)
+        found = msgspec.convert(yaml.load(data, _Loader), _File)
     except (yaml.YAMLError, UnicodeDecodeError):
         # The parser's text shows what is in the file.
         raise ValueError("is not YAML") from None
@@ -228,7 +242,7 @@ def _sender(token: _Token) -> Sender:
             f"gives the token {token.name} claims that are no text, number, switch or mapping of "
             "these"
         )
-    if token.targets is not None and token.ids is None and "write" in roles:
+    if token.targets and not token.ids and "write" in roles:
         raise ValueError(
             f"limits the token {token.name} to targets, and not to ids: name the ids that it may "
             f'write, such as `ids: ["{token.name}-*"]`'
@@ -242,8 +256,8 @@ def _sender(token: _Token) -> Sender:
     return Sender(
         name=token.name,
         roles=roles,
-        targets=ALL_TARGETS if token.targets is None else tuple(token.targets),
-        ids=ALL_IDS if token.ids is None else tuple(token.ids),
+        targets=tuple(token.targets) if token.targets else ALL_TARGETS,
+        ids=tuple(token.ids) if token.ids else ALL_IDS,
         limits=token.limits or SenderLimits(),
     )
 

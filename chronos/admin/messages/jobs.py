@@ -541,8 +541,13 @@ class JobHandlers:
             )
         held, missing = context.peers.split(context.peers.requested(query.shards))
         job = BulkJob(context, request, order, name)
-        parts = await self._start_parts(missing, call.body, call.sender.reach)
+        # From now on it counts for those that are asked for meanwhile.
         self._jobs[job.id] = job
+        try:
+            parts = await self._start_parts(missing, call.body, call.sender.reach)
+        except BaseException:
+            del self._jobs[job.id]
+            raise
         ended = [each for each, kept in self._jobs.items() if not kept.running]
         for each in ended[: max(0, len(self._jobs) - KEPT_MAX)]:
             del self._jobs[each]

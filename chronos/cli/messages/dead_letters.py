@@ -3,6 +3,7 @@
 payloads."""
 
 import base64
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from chronos.client import (
     requests,
 )
 from chronos.client.dead_letters import PAGE_LETTERS, DeadLetterFilter, Position, Verb
+from chronos.core.timefmt import format_time
 
 Target = Annotated[
     str | None,
@@ -406,9 +408,14 @@ def _resolve(
             "give an ID, or --position, or a filter (--target, --reason, --since, --until), or "
             "--all"
         )
+    if rate is not None and not math.isfinite(rate):
+        raise typer.BadParameter(f"--rate: {rate:g} is not a number of dead letters a second")
     places = [_position(text) for text in positions]
     is_named = id is not None or bool(places)
     named = None if id is None else given(id)
+    if not is_named and "until" not in filter_:
+        # What fails after the count was not shown.
+        filter_, all = {**filter_, "until": format_time(time.time_ns() // 1_000_000)}, False
     with connect(server) as client:
         steps = partial(
             dead_letters.resolve_all, verb, filter_, id=named, positions=places, all=all

@@ -11,7 +11,8 @@ import typer
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
 from chronos.cli.spark.archive import archive_job
-from chronos.core.timefmt import format_time, parse_duration_ms, parse_time_ms
+from chronos.client.requests import delay_ms
+from chronos.core.timefmt import format_time, parse_time_ms
 from chronos.errors import ArchiveFailed
 from chronos.spark.objective import Result, parse_objective, results
 
@@ -50,7 +51,7 @@ def parse_moment(text: str, now_ms: int, option: str) -> int:
         if text == "now":
             return now_ms
         if text.startswith("-"):
-            return max(0, now_ms - parse_duration_ms(text[1:]))
+            return max(0, now_ms - delay_ms(text[1:]))
         return parse_time_ms(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}; or a time before now, such as -2h") from None

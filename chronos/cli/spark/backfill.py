@@ -18,9 +18,10 @@ from chronos.cli.output import Format, note, number, printable, put, put_json, s
 from chronos.cli.spark.archive import header_pairs, java_properties, pairs, settings_of
 from chronos.cli.spark.audit import LOST, parse_window
 from chronos.client import NotFound
+from chronos.client.requests import delay_ms
 from chronos.core.message import REASON_LABELS
 from chronos.core.shard.rules import TOPIC_NAME
-from chronos.core.timefmt import format_time, parse_duration_ms
+from chronos.core.timefmt import format_time
 from chronos.errors import ArchiveFailed
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def request_of(asked: BackfillOptions) -> "BackfillRequest":
     mode = _mode(asked.modes)
     _check(mode, asked)
     try:
-        over_ms = None if asked.over is None else parse_duration_ms(asked.over)
+        over_ms = None if asked.over is None else delay_ms(asked.over)
         wanted_headers = header_pairs(asked.headers)
         wanted_ids = [id_bytes(each).hex() for each in asked.ids]
     except ValueError as error:

@@ -10,7 +10,7 @@ import typer
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
 from chronos.cli.spark.archive import archive_job
-from chronos.core.timefmt import parse_duration_ms
+from chronos.client.requests import delay_ms
 
 NOT_FOUND = 4
 """Exit code: the archive holds nothing of an id."""
@@ -25,7 +25,7 @@ def expire_archive(output: Format, options: SparkOptions, *, older_than: str, ye
     """Erase what was settled long ago."""
     now_ms = time.time_ns() // 1_000_000
     try:
-        before_ms = now_ms - parse_duration_ms(older_than)
+        before_ms = now_ms - delay_ms(older_than)
     except ValueError as error:
         raise typer.BadParameter(f"--older-than: {error}") from None
     _confirm_erasing(

@@ -25,8 +25,8 @@ from chronos.admin.archive.status import ArchiveStatus
 from chronos.cli.options import SparkOptions
 from chronos.cli.output import Format, note
 from chronos.cli.spark.archive import show_done
+from chronos.client.requests import delay_ms
 from chronos.config import Config
-from chronos.core.timefmt import parse_duration_ms
 
 if TYPE_CHECKING:
     from chronos.spark.archive.job import ArchivePlan, TableResult
@@ -54,7 +54,7 @@ class FollowOptions(Struct, frozen=True, kw_only=True):
 def follow_options(every: str, listen: str) -> FollowOptions:
     """The options as values; typer.BadParameter names the wrong one."""
     try:
-        pause_s = parse_duration_ms(every) / 1_000
+        pause_s = delay_ms(every) / 1_000
     except ValueError as error:
         raise typer.BadParameter(f"--every: {error}") from None
     found = ADDRESS.fullmatch(listen)

@@ -13,17 +13,28 @@ export function fieldText(instant) {
   return new Date(at.getTime() - offsetMs).toISOString().replace(/(\.000)?Z$/, "");
 }
 
-/** The instant, in RFC 3339, of the value of such a field; "" for none. */
-export function fieldInstant(text) {
+/** Field -> its text as it was set, and the instant of it: an hour of local time that comes twice a year has two. */
+const shown = new WeakMap();
+
+function show(field, instant) {
+  field.value = fieldText(instant);
+  shown.set(field, { text: field.value, instant: instant ? new Date(ms(instant)) : null });
+}
+
+/** The instant, in RFC 3339, of such a field; "" for none. */
+export function fieldInstant(field) {
+  const text = field.value, before = shown.get(field);
   if (!text) return "";
-  const at = new Date(currentZone() === "utc" ? `${text}Z` : text);
+  const at = before?.text === text ? before.instant : new Date(currentZone() === "utc" ? `${text}Z` : text);
   return Number.isNaN(at.getTime()) ? "" : at.toISOString();
 }
 
 /** A field for a time, at first the one of an instant. It takes seconds, or milliseconds if the instant has some. */
 export function timeField(instant, attributes) {
   const value = fieldText(instant);
-  return h("input", { type: "datetime-local", step: value.includes(".") ? "0.001" : "1", value, ...attributes });
+  const field = h("input", { type: "datetime-local", step: value.includes(".") ? "0.001" : "1", value, ...attributes });
+  show(field, instant);
+  return field;
 }
 
 /** The instant rounded up to a whole second, in ms. */
@@ -34,11 +45,11 @@ export const zoned = (label) => `${label} (${zoneWords()})`;
 
 /** Switch the zone by `change`; what is entered below `root` stays the same instant, in a field that names the new zone. */
 export function keepInstants(root, change) {
-  const entered = [...root.querySelectorAll("input[type=datetime-local]")].map((field) => [field, fieldInstant(field.value)]);
+  const entered = [...root.querySelectorAll("input[type=datetime-local]")].map((field) => [field, fieldInstant(field)]);
   const before = zoneWords();
   change();
   for (const [field, instant] of entered) {
-    field.value = fieldText(instant);
+    show(field, instant);
     for (const label of field.labels) label.textContent = label.textContent.replace(before, zoneWords());
   }
 }

@@ -54,7 +54,7 @@ function input(field, value, query) {
   }
   if (field.type === "datetime-local") {
     const made = timeField(value, { id, title: field.title });
-    return { element: labelled({ label: zoned(field.label) }, id, made), read: () => fieldInstant(made.value) };
+    return { element: labelled({ label: zoned(field.label) }, id, made), read: () => fieldInstant(made) };
   }
   lists += 1;
   const list = field.suggestions?.length ? h("datalist", { id: `suggestions-${lists}` }, field.suggestions.map((text) => h("option", { value: text }))) : null;

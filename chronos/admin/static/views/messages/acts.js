@@ -31,7 +31,7 @@ export function askTime(title, action, dueAt, body) {
   return dialog({
     title, action,
     body: h("div", null, body, h("div", { class: "field" }, h("label", { for: "new-how" }, "Deliver"), how), parts.at, parts.in),
-    read: () => (how.value === "at" ? { deliver_at: fieldInstant(at.value) } : { delay: delay.value.trim() }),
+    read: () => (how.value === "at" ? { deliver_at: fieldInstant(at) } : { delay: delay.value.trim() }),
   });
 }
 
@@ -50,7 +50,7 @@ export function askPause(title, action, body) {
     title, action,
     body: h("div", null, body, h("p", { class: "soft" }, "Nothing is delivered meanwhile. Then it goes on with the next time of its rhythm."),
       h("div", { class: "field" }, h("label", { for: "pause-how" }, "Pause"), how), end),
-    read: () => (how.value === "at" ? { until: fieldInstant(at.value) } : {}),
+    read: () => (how.value === "at" ? { until: fieldInstant(at) } : {}),
   });
 }
 

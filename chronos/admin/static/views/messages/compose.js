@@ -144,7 +144,7 @@ function body(at, kept, message, replaces) {
   const made = {
     target: { topic: at.topic.value.trim(), headers: fromLines(at.headers.value, kept) },
     id: orNothing(at.id.value), on_conflict: at.id.value ? orNothing(at.conflict.value) : undefined,
-    expire_at: orNothing(fieldInstant(at.expire.value)), spread: orNothing(at.spread.value.trim()),
+    expire_at: orNothing(fieldInstant(at.expire)), spread: orNothing(at.spread.value.trim()),
     attempts: at.attempts.value === "" ? undefined : Number(at.attempts.value),
   };
   if (key.startsWith("base64:")) made.target.key_base64 = key.slice(7);
@@ -152,7 +152,7 @@ function body(at, kept, message, replaces) {
   if (at.kind.value === "base64") made.value_base64 = at.value.value.trim();
   else made.value = at.kind.value === "null" ? null : at.value.value;
   if (at.how.value === "delay") made.delay = at.delay.value.trim();
-  if (at.how.value === "at") made.deliver_at = fieldInstant(at.time.value);
+  if (at.how.value === "at") made.deliver_at = fieldInstant(at.time);
   if (at.how.value === "repeat") {
     made.repeat = at.repeat.value.trim();
     made.time_zone = orNothing(at.zone.value.trim());
@@ -160,11 +160,10 @@ function body(at, kept, message, replaces) {
     // Not in the form: they stay as they were.
     made.repeat_until = message?.repetition?.until ?? undefined;
     made.late_policy = message?.repetition?.late_policy ?? undefined;
-    // A cron expression has its own first time.
-    if (made.repeat.startsWith("cron")) return made;
-    // A rhythm that was not changed keeps its next time.
-    if (replaces && made.repeat === message.repetition?.repeat) made.deliver_at = message.due_at;
-    else made.delay = made.repeat.split(/\s+/)[1];
+    // A rhythm that was not changed keeps its next time. A cron expression has its own first time.
+    const { repeat, time_zone: zone } = (replaces && message.repetition) || {};
+    if (made.repeat === repeat && made.time_zone === (zone ?? undefined)) made.deliver_at = message.due_at;
+    else if (!made.repeat.startsWith("cron")) made.delay = made.repeat.split(/\s+/)[1];
   }
   return made;
 }
