@@ -74,15 +74,18 @@ is_current() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 # identity PYTHON: its version and where it is installed, the same for a virtual environment of it.
 identity() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)' 2>/dev/null </dev/null; }
 
+# take_turn NAME, end_turn: scripts that set up the same at once take turns; without flock (macOS) only one may be started.
+take_turn() {
+    exec 9>"$CACHE/$1.lock"
+    if command -v flock >/dev/null; then flock 9; fi
+}
+end_turn() { exec 9>&-; }
+
 # set_up_python LOCK: a .venv that holds what LOCK names, and Chronos itself, editable.
 set_up_python() {
     local lock=$1 python=$VENV/bin/python locked project
     mkdir -p "$CACHE"
-    # Two scripts that start at once take turns; without flock (macOS) only one may be started.
-    if command -v flock >/dev/null; then
-        exec 9>"$CACHE/set-up.lock"
-        flock 9
-    fi
+    take_turn set-up
 
     # A virtual environment holds absolute paths, so a checkout that was moved or copied gets a new one. So does one for which
     # PYTHON names another Python.
@@ -113,7 +116,7 @@ set_up_python() {
         printf '%s' "$project" >"$VENV/.installed-project"
     fi
 
-    if command -v flock >/dev/null; then exec 9>&-; fi
+    end_turn
 }
 
 # ------------------------------------------------------------------------------------- Style, types
@@ -175,9 +178,13 @@ set_up_spark() {
     set_up_jars "Spark's jars" spark
     locked=$(digest "$ROOT/$lock")
     if is_current "$VENV/.installed-${lock##*/}" "$locked"; then return; fi
-    say "installing $lock into .venv (some 400 MB: it takes a while)"
-    pip_spark install || fail "could not install $lock; pip's reason is above."
-    printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
+    take_turn set-up
+    if ! is_current "$VENV/.installed-${lock##*/}" "$locked"; then
+        say "installing $lock into .venv (some 400 MB: it takes a while)"
+        pip_spark install || fail "could not install $lock; pip's reason is above."
+        printf '%s' "$locked" >"$VENV/.installed-${lock##*/}"
+    fi
+    end_turn
 }
 
 # build_spark: what set_up_spark installs, fetched and built into pip's cache; .venv stays as it is.
@@ -240,17 +247,21 @@ fetch_jars() {
     if is_current "$into/.made-from" "$named"; then return; fi
 
     need_maven
-    say "fetching $title into ${into#"$ROOT/"}"
     mkdir -p "$CACHE"
-    local partial
-    partial=$(mktemp -d "$CACHE/$name-partial.XXXXXX")
-    if ! mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" "$@" </dev/null >&2; then
+    # What another script fetched meanwhile stays: something may run from it.
+    local partial=$into.partial
+    take_turn "$name"
+    if ! is_current "$into/.made-from" "$named"; then
+        say "fetching $title into ${into#"$ROOT/"}"
         rm -rf "$partial"
-        fail "Maven could not fetch $title; its reason is above."
+        mkdir "$partial"
+        mvn -q -B -C -f "$pom" dependency:copy-dependencies -DoutputDirectory="$partial" "$@" </dev/null >&2 ||
+            fail "Maven could not fetch $title; its reason is above."
+        printf '%s' "$named" >"$partial/.made-from"
+        rm -rf "$into"
+        mv "$partial" "$into"
     fi
-    printf '%s' "$named" >"$partial/.made-from"
-    rm -rf "$into"
-    mv "$partial" "$into"
+    end_turn
 }
 
 # ------------------------------------------------------------------------------------------ Chromium

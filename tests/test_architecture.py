@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -568,6 +570,34 @@ def test_jars_are_compared_with_hashes_of_our_own(name, tmp_path):
     (jars / "c.jar").unlink()
     (jars / "b.jar").unlink()
     assert run(check).returncode == 1
+
+
+def test_jars_that_two_scripts_need_at_once_are_fetched_once(tmp_path):
+    """The second one takes those of the first, which may run already."""
+    folder, fake = tmp_path / "scripts/kafka", tmp_path / "bin"
+    for each in (folder, fake):
+        each.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/kafka/pom.xml", folder)
+    (fake / "mvn").write_text(
+        f'#!/bin/sh\necho fetched >>{tmp_path}/fetched\nsleep 0.5\ntouch "${{7#*=}}/a.jar"\n'
+    )
+    (fake / "mvn").chmod(0o755)
+    script = (
+        f"source {ROOT}/scripts/lib.sh; ROOT={tmp_path} CACHE={tmp_path}/cache; "
+        "need_java() { :; }; fetch_jars Kafka kafka $CACHE/kafka; [[ -f $CACHE/kafka/a.jar ]]"
+    )
+    both = [
+        subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            env={"PATH": f"{fake}:{os.environ['PATH']}"},
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    assert [each.communicate(timeout=60)[1] for each in both].count(b"") == 1
+    assert [each.returncode for each in both] == [0, 0]
+    assert (tmp_path / "fetched").read_text() == "fetched\n"
+    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == ["kafka", "kafka.lock"]
 
 
 # ------------------------------------------------------------------------------------------- Docker

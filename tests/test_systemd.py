@@ -49,6 +49,13 @@ def test_the_data_directory_is_the_one_that_the_service_may_write_to() -> None:
     assert SERVICE["ProtectSystem"] == ["strict"]
 
 
+def test_directories_of_the_documentation_outside_it_are_named_in_the_unit() -> None:
+    """Nothing else is writable."""
+    examples = (ROOT / "docs/how-to/backup.md").read_text()
+    (location,) = re.findall(r"^  location: (/\S+)", examples, re.MULTILINE)
+    assert f"#ReadWritePaths={location}\n" in UNIT.read_text()
+
+
 def test_only_errors_that_a_restart_does_not_mend_prevent_it() -> None:
     (codes,) = SERVICE["RestartPreventExitStatus"]
     assert {int(code) for code in codes.split()} == {

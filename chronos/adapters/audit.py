@@ -28,8 +28,6 @@ class AuditFile:
         """Raises ConfigurationError if the file cannot be written."""
         self._path = Path(path)
         self._handle: int | None = None
-        self._is_torn = False
-        """True after a write that failed: the file may end with a part of a line."""
         try:
             self._open()
         except OSError as error:
@@ -41,12 +39,10 @@ class AuditFile:
         """Append entries, one a line, and return once they are durable. Raises Retry."""
         try:
             handle = self._current()
-            data = (b"\n" if self._is_torn else b"") + b"".join(entry + b"\n" for entry in entries)
-            self._is_torn = True
+            data = _line_end(handle) + b"".join(entry + b"\n" for entry in entries)
             while data:
                 data = data[os.write(handle, data) :]
             os.fsync(handle)
-            self._is_torn = False
         except OSError as error:
             raise Retry(f"audit.path {self._path} cannot be written: {error.strerror}") from error
 
@@ -64,7 +60,7 @@ class AuditFile:
         return self._open()
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._handle = os.open(self._path, flags, 0o600)
         sync(self._path.parent)
         return self._handle
@@ -74,6 +70,12 @@ class AuditFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+
+def _line_end(handle: int) -> bytes:
+    """What ends the last line of a file if a write of this or another process was cut short."""
+    size = os.fstat(handle).st_size
+    return b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
 
 
 class AuditFileTrail:

@@ -16,11 +16,14 @@ u32, length u16, type u8 (little-endian), payload. RocksDB checks the crc itself
 kinds of single flipped bits (measured): a type it does not expect makes it loop for ever, and a
 length that points beyond the end of the file makes the rest of the file look like a write torn by a
 power cut, which it drops without an error. `check_records` finds both, except such a length in the
-last record of a file: that record cannot be told from a torn one.
+last record of a file: that record cannot be told from a torn one. A power cut may also leave a file
+that has grown to its new size, with zeros where the end of the write was to be; RocksDB takes that
+for damage, so `drop_torn_tail` cuts it off.
 
 RocksDB's own snapshots are not used: their iterators see later writes (measured). An iterator keeps
 the tables and memtables of its moment, and the directory locked, until it is closed."""
 
+import os
 import shutil
 import threading
 import time
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import structlog
 from rocksdict import (
     AccessType,
     BlockBasedIndexType,
@@ -61,10 +65,17 @@ from chronos.errors import (
     StoreInUse,
 )
 
+log = structlog.get_logger("chronos.store")
+
 BLOCK_BYTES = 32 * 1024
 HEADER_BYTES = 7
 TYPES = range(1, 5)
 """Full, first, middle, last. The other types belong to features that Chronos does not use."""
+UNFINISHED = (2, 3)
+"""First and middle: the record goes on."""
+
+SECTOR_BYTES = 512
+"""The least that a disk writes or leaves unwritten."""
 
 
 def check_records(file: Path, remedy: str) -> None:
@@ -76,6 +87,36 @@ def check_records(file: Path, remedy: str) -> None:
             if at is not None:
                 raise StoreCorrupt(f"{file} is damaged at byte {block_at + at}. {remedy}")
             block_at += len(block)
+
+
+def drop_torn_tail(file: Path) -> None:
+    """Cut off the last write of a write-ahead log if the file ends with zeros in its place. Any
+    other file stays as it is."""
+    with file.open("r+b") as wal:
+        size = wal.seek(0, os.SEEK_END)
+        wal.seek(max(0, size - SECTOR_BYTES))
+        if size < SECTOR_BYTES or any(wal.read()):
+            return
+        wal.seek(0)
+        content = wal.read()
+        zeros_at = len(content.rstrip(b"\0"))
+        start = end = kind = 0
+        while True:
+            if (left := -end % BLOCK_BYTES) < HEADER_BYTES:
+                end += left  # no header fits there
+            header = content[end : end + HEADER_BYTES]
+            if len(header) < HEADER_BYTES or header[6] not in TYPES:
+                break
+            start = end
+            kind, end = _header(content, start)
+        if kind and zeros_at < end and not _is_sound(content[start:end]):
+            torn_at = start
+        elif end < zeros_at < end + HEADER_BYTES or (kind in UNFINISHED and zeros_at <= end):
+            torn_at = end
+        else:
+            return
+        wal.truncate(torn_at)
+    log.warning("a write that a power cut tore was dropped", path=str(file), bytes=size - torn_at)
 
 
 def _first_bad(block: bytes) -> int | None:
@@ -102,11 +143,13 @@ def _header(block: bytes, at: int) -> tuple[int, int]:
 def _holds_a_record(block: bytes, start: int) -> bool:
     for at in range(start, len(block) - HEADER_BYTES + 1):
         kind, end = _header(block, at)
-        if kind in TYPES and end <= len(block):
-            stored = int.from_bytes(block[at : at + 4], "little")
-            if stored == _masked(_crc32c(block[at + 6 : end])):
-                return True
+        if kind in TYPES and end <= len(block) and _is_sound(block[at:end]):
+            return True
     return False
+
+
+def _is_sound(record: bytes) -> bool:
+    return int.from_bytes(record[:4], "little") == _masked(_crc32c(record[6:]))
 
 
 def _masked(crc: int) -> int:
@@ -267,6 +310,7 @@ class Database:
         """`remedy`: advice for an error about damage. `read_only` changes no file; no other process
         may write to these files. `opened`: open it at once."""
         self.path = path
+        self._read_only = read_only
         self._access = AccessType.read_only() if read_only else AccessType.read_write()
         self._remedy = remedy
         self._lock = threading.Lock()
@@ -348,6 +392,9 @@ class Database:
             if all(log.name == FIRST_MANIFEST for log in logs) and not any(self.path.glob("*.sst")):
                 return
             raise StoreCorrupt(f"{self.path}/CURRENT is missing. {self._remedy}")
+        wal = max(self.path.glob("*.log"), default=None)
+        if wal is not None and not self._read_only:
+            drop_torn_tail(wal)
         for log in logs:
             check_records(log, self._remedy)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from chronos.adapters.disk import free_bytes, keep_private
+from chronos.adapters.disk import free_bytes, keep_private, replace_file
 from chronos.errors import Stop, StoreInUse
 
 if TYPE_CHECKING:
@@ -96,10 +96,11 @@ class DataDirectory:
         os.truncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()}, node {self._node}\n".encode(), 0)
         id_file = self.path / INSTANCE
-        if not id_file.exists():
-            new_file = self.path / "instance.new"
-            new_file.write_text(uuid.uuid4().hex + "\n")
-            new_file.replace(id_file)
+        if not self.known_instance():
+            try:
+                replace_file(id_file, uuid.uuid4().hex.encode() + b"\n")
+            except OSError as error:
+                raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error
         self.instance = id_file.read_text().strip()
         self.place = f"{socket.gethostname()}:{self.path.resolve()}:{os.fstat(handle).st_ino}"
 

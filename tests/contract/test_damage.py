@@ -244,6 +244,24 @@ def test_a_write_torn_by_a_power_cut_is_dropped_and_nothing_before_it(tmp_path, 
         assert [record.value for record in read_log(tmp_path / "log")] == VALUES[:-3]
 
 
+@pytest.mark.parametrize("kept", [0, 3, 512, 4_096, 32_768, 65_536, 100_000, 163_840])
+def test_a_torn_write_whose_file_has_grown_is_dropped_and_nothing_before_it(
+    tmp_path, sound_log, kept
+):
+    """With zeros in place of the end: in the middle of one of the records that such a write is
+    divided into, in a header, and between two of them."""
+    log = open_log(shutil.copytree(sound_log["killed"], tmp_path / "from"))
+    (wal,) = (tmp_path / "from").glob("*.log")
+    before = wal.stat().st_size
+    log.append([("t", None, random.Random(1).randbytes(200_000), [], 0)], 30.0)
+    torn = shutil.copytree(tmp_path / "from", tmp_path / "torn") / wal.name
+    log.close()
+    content = torn.read_bytes()
+    end = before + kept
+    torn.write_bytes(content[:end] + bytes(len(content) - end))
+    assert [record.value for record in read_log(tmp_path / "torn")] == VALUES
+
+
 def test_a_record_missing_in_the_middle_of_a_log_is_found(tmp_path, sound_log):
     """Offsets have no gaps, so a gap is damage."""
     shutil.copytree(sound_log["closed"], tmp_path / "log")

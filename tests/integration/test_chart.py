@@ -25,6 +25,7 @@ from chronos.config import Config, load
 from chronos.config.catalogue import keys
 from tests.harness.helm import HelmError, lint, render
 from tests.harness.pages import DOCS, ROOT, blocks, inline
+from tests.harness.prometheus import JOB
 from tests.harness.stopping import LONGEST_STOP_S
 
 pytestmark = pytest.mark.tools
@@ -242,6 +243,8 @@ def test_every_selector_selects_the_pods(name: str) -> None:
             for (kind, _), each in found.items()
             if kind == "Service" and wanted <= each["metadata"]["labels"].items()
         ] == ["chronos-nodes"]
+        # The alert rules and the dashboards select by the job.
+        assert found["Service", "chronos-nodes"]["metadata"]["labels"][monitor["jobLabel"]] == JOB
         (endpoint,) = monitor["endpoints"]
         assert endpoint["path"] in {route.path for route in table(None)}
         assert endpoint["port"] == found["Service", "chronos-nodes"]["spec"]["ports"][0]["name"]

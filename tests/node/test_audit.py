@@ -313,6 +313,11 @@ def test_a_file_that_was_renamed_is_followed_by_a_new_one(tmp_path):
     path.rmdir()
     sink.write([b'{"a":4}'])
     assert entries(path) == [{"a": 4}]
+    # By another process, or by the one before.
+    with path.open("ab") as file:
+        file.write(b'{"torn":')
+    sink.write([b'{"a":5}', b'{"a":6}'])
+    assert path.read_bytes() == b'{"a":4}\n{"torn":\n{"a":5}\n{"a":6}\n'
     sink.close()
     with pytest.raises(
         ConfigurationError, match=r"audit\.path: .* cannot be written: No such file"

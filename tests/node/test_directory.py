@@ -38,6 +38,19 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel(monkeypatch)
 
 
+def test_a_directory_has_one_id_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    """A file without content is what a power cut leaves of one that was not synced."""
+    (tmp_path / module.INSTANCE).touch()
+    found = []
+    for _ in range(2):
+        made = directory(tmp_path)
+        made.claim()
+        found.append(made.instance)
+        made.release()
+    assert len(found[0]) == 32
+    assert found[0] == found[1] == directory(tmp_path).known_instance()
+
+
 def test_a_process_is_told_of_an_unclean_end_at_its_offset_and_of_two_in_a_row_at_any(
     tmp_path: Path, kernel: Kernel
 ) -> None:
