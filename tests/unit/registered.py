@@ -34,6 +34,8 @@ class Registered:
         self.shard = Shard(rules=rules, state=FRESH, view=self.rows)
         self.replica = Shard(rules=rules, state=FRESH, view=self.followed)
         self.offset = 0
+        self.most = 100
+        """Most messages that are due, in a step."""
         self.delivered: list[tuple[float, bytes | None, int]] = []
         """Due time in seconds, payload and occurrence of each delivery."""
 
@@ -79,7 +81,7 @@ class Registered:
         now_ms = self.at_ms(at_s)
         shard = self.shard
         staged = shard.stage(records) if records else shard.stage_nothing(0)
-        selection = shard.select(staged, now_ms, 100, 10**9)
+        selection = shard.select(staged, now_ms, self.most, 10**9)
         if leave:
             lanes = [shard.lanes.select(lane, staged, leave, 10**9) for lane in shard.lanes.states]
             selection = with_leaving(selection, [each for each in lanes if each], complete=False)

@@ -136,6 +136,20 @@ def test_a_new_bucket_is_empty_and_one_of_a_long_leadership_is_full() -> None:
     assert ShardRates(0, limits_of("100/s"), began_ms=1_000).allowed(["t"], 9_000) == {"t": 50}
 
 
+@pytest.mark.parametrize("stopped", ["0/s", "0/s burst 100"])
+def test_a_target_that_is_stopped_takes_nothing_that_was_saved_before(stopped: str) -> None:
+    """A rate set later begins anew."""
+    limits: dict[str, Rate | None] = {"t": parse_rate("100/s")}
+    rates = ShardRates(0, RateLimits({}, changed=lambda: limits), began_ms=0)
+    assert rates.allowed(["t"], 10_000) == {"t": 50}
+    limits = {"t": parse_rate(stopped)}
+    assert rates.allowed(["t"], 10_001) == {"t": 0}
+    lane = ("t", LIMITED)
+    assert not rates.openings({lane: 100}, {lane}, set(), set(), 99_000).lanes
+    limits = {"t": parse_rate("100/s")}
+    assert rates.allowed(["t"], 99_100) == {"t": 10}
+
+
 def test_a_clock_that_is_set_gives_one_burst_at_most_and_does_not_stop_the_rate() -> None:
     rates = ShardRates(0, limits_of("100/s"), began_ms=10**6)
     assert rates.allowed(["t"], 10**9) == {"t": 50}

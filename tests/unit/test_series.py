@@ -3,6 +3,7 @@ any moment."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -27,7 +28,11 @@ from chronos.core.message import (
     Repetition,
 )
 from chronos.core.series import (
+    REPETITIONS_MAX,
+    backoff_ms,
+    carried,
     expires_ms,
+    following_after,
     is_paused,
     parse_repetition,
     resumed_ms,
@@ -36,16 +41,15 @@ from chronos.core.series import (
 )
 from chronos.core.shard.codec import FRESH
 from chronos.core.shard.fate import (
-    EXPRESSIONS_MAX,
     Dead,
     Fate,
     Fires,
     Skips,
     fate_of,
-    within_cron,
+    within_repetitions,
 )
 from chronos.core.shard.look_ahead import LookAhead
-from chronos.core.shard.progress import Decision, Progress
+from chronos.core.shard.progress import Decision, Outcome, Progress
 from chronos.core.shard.rules import Rules
 from chronos.core.shard.shard import CRON_CHECKS_MAX, PARSED_AT_ONCE, Shard
 from chronos.core.shard.step import Selection, Staged, selection_of
@@ -124,6 +128,33 @@ def test_a_series_whose_last_occurrences_are_skipped_ends_with_a_dead_letter() -
     ended = fate(series("every 1s", until_ms=T + 2_500, late_policy=SKIP), late_ms=10**9)
     assert isinstance(ended, Dead)
     assert (ended.reason, ended.next_ms) == (Reason.EXPIRED, 0)
+
+
+def test_missed_occurrences_are_not_delivered_while_the_dead_letter_topic_takes_no_letter() -> None:
+    """The decision to wait for it changes nothing of the fate, but for one with an expiry of its
+    own."""
+    skipped = series("every 1s", until_ms=T + 2_500, late_policy=SKIP)
+    for expire_at_ms in (None, T + 10):
+        entry = Entry(
+            b"s",
+            T,
+            "t",
+            None,
+            {},
+            None,
+            T,
+            occurrence=1,
+            expire_at_ms=expire_at_ms,
+            options=Options(repetition=skipped),
+        )
+        found = fate_of(entry, 7, SHARD, T + 60_000)
+        assert isinstance(found, Dead)
+        waits = Decision(T, 7, Outcome.DEFERRED, Reason.EXPIRED, T + 65_000, 1, 1)
+        place_ms, waiting = carried(entry, waits, b"s", SHARD)
+        again = fate_of(waiting, 7, SHARD, T + 65_000)
+        assert (place_ms, waiting.due_ms) == (T + 65_000, T)
+        assert isinstance(again, Dead)
+        assert (again.reason, again.next_ms) == (Reason.EXPIRED, 0)
 
 
 def test_a_cron_series_without_a_time_gets_its_first_one() -> None:
@@ -655,10 +686,10 @@ def test_a_step_checks_a_bounded_number_of_cron_expressions() -> None:
     assert len(replaying.parse(cron + plain).records) == 5_000
 
 
-def test_a_step_computes_times_of_a_bounded_number_of_cron_expressions() -> None:
-    """Series with the same expression count once."""
+def test_a_step_computes_times_of_a_bounded_number_of_cron_expressions_and_backoffs() -> None:
+    """Series with the same one count once."""
 
-    def entry(expression: str) -> Entry:
+    def entry(text: str) -> Entry:
         return Entry(
             b"id",
             T,
@@ -667,14 +698,34 @@ def test_a_step_computes_times_of_a_bounded_number_of_cron_expressions() -> None
             {},
             b"",
             T,
-            options=Options(repetition=Repetition(Repeat.CRON, cron=expression)),
+            options=Options(repetition=parse_repetition(text)),
         )
 
     def within(entries: list[Entry]) -> int:
         items = [(T, at, b"") for at in range(len(entries))]
-        return within_cron(selection_of(items, entries, (T, len(items)), complete=True))
+        return within_repetitions(selection_of(items, entries, (T, len(items)), complete=True))
 
     plain = Entry(b"id", T, "t", None, {}, b"", T)
-    assert within([plain, entry("0 9 * * *")] * 5_000) == 10_000
-    many = [entry(f"{at % 60} {at // 60} * * *") for at in range(EXPRESSIONS_MAX + 50)]
-    assert within([plain] * 7 + many) == 7 + EXPRESSIONS_MAX
+    assert within([plain, entry("cron 0 9 * * *"), entry("backoff 1s 2 1h")] * 5_000) == 15_000
+    crons = [entry(f"cron {at % 60} {at // 60} * * *") for at in range(REPETITIONS_MAX + 50)]
+    assert within([plain] * 7 + crons) == 7 + REPETITIONS_MAX
+    backoffs = [entry(f"backoff 1s 1.{at:03} 1h") for at in range(1, 101)]
+    assert within(backoffs + crons) == REPETITIONS_MAX
+    assert within([entry(f"every {at}s") for at in range(1, 301)]) == 300
+
+
+def test_the_next_time_of_a_backoff_is_found_without_computing_each() -> None:
+    """It is the one that is found by adding the intervals."""
+    generator = random.Random(1)
+    for _ in range(2_000):
+        base_ms = generator.randrange(100, 10_000)
+        factor = generator.choice((1_000, 1_001, 1_010, 1_500, 2_000, 10_000))
+        values = (base_ms, factor, base_ms * generator.choice((1, 3, 1_000)))
+        occurrence, planned_ms = generator.randrange(1, 40), T
+        after_ms = planned_ms + generator.choice((-5, 0, 1, base_ms, base_ms * 50, base_ms * 500))
+        next_ms, at = planned_ms + backoff_ms(values, occurrence), occurrence
+        while next_ms <= after_ms:
+            at += 1
+            next_ms += backoff_ms(values, at)
+        found = Repetition(Repeat.BACKOFF, values)
+        assert following_after(found, planned_ms, occurrence, after_ms, next_cron) == next_ms

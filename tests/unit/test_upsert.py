@@ -320,6 +320,55 @@ def test_a_message_in_a_lane_keeps_its_place(service: Registered, other: dict[st
     assert service.due_s() == 10 + (7 if other else 10)
 
 
+@pytest.mark.parametrize(
+    ("action", "options", "value", "delivered"),
+    [
+        ("upsert", {"delay": "10s"}, b"other", [b"other"]),
+        ("replace", {"delay": "1h"}, b"other", []),
+        ("reschedule", {"delay": "1h"}, None, []),
+        ("fire-now", {}, None, [b"upsert"]),
+        ("cancel", {}, None, []),
+    ],
+)
+def test_a_message_in_a_lane_is_found_while_the_cursor_is_at_its_due_time(
+    service: Registered,
+    action: str,
+    options: dict[str, Any],
+    value: bytes | None,
+    delivered: list[bytes],
+) -> None:
+    """More messages are due at that time than a step takes, and the upsert keeps the due time with
+    an offset that the cursor has not passed."""
+    service.upsert(0, b"message", delay="10s")
+    others = [
+        ("chronos-target-topic", b"orders"),
+        ("chronos-deliver-at", b"%d" % service.at_ms(10)),
+    ]
+    service.step(0, [Record(at, service.at_ms(0), None, b"", others) for at in range(1, 7)])
+    service.offset, service.most = 7, 1
+    service.step(11, parks=True)
+    assert service.upsert(11, b"upsert", delay="10s") == CHANGED
+    found = service.found()
+    assert found.lane is not None
+    assert (found.place_ms, found.offset) > service.shard.state.cursor
+    if action == "upsert":
+        assert service.upsert(11, b"other", **options) == CHANGED
+    elif action == "replace":
+        assert service.upsert(11, b"other", policy="replace", **options) == "done"
+    else:
+        assert service.act(11, action, **options) == "done"
+    service.most = 100
+    service.step(12)
+    service.step(13, leave=5)
+    assert [each for _, each, _ in service.delivered if each] == delivered
+    state = service.shard.state
+    left = action in ("replace", "reschedule")
+    assert (state.pending, state.parked, service.shard.lanes.states) == (left, 0, {})
+    assert service.found().state == (
+        "pending" if left else "cancelled" if not delivered else "delivered"
+    )
+
+
 def test_upserts_and_actions_of_one_batch_follow_each_other_in_a_lane(service: Registered) -> None:
     service.upsert(0, **EVERY)
     service.step(10, parks=True)

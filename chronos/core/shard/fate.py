@@ -18,6 +18,7 @@ from msgspec import Struct
 from chronos.core.cron import ZONE_DATA, ZoneData
 from chronos.core.message import Entry, LatePolicy, Reason, Repeat, Repetition
 from chronos.core.series import (
+    REPETITIONS_MAX,
     expires_ms,
     following,
     following_after,
@@ -28,10 +29,6 @@ from chronos.core.series import (
 )
 from chronos.core.shard.step import Selection
 from chronos.core.timefmt import format_time
-
-EXPRESSIONS_MAX = 200
-"""Most different cron expressions whose times one step computes: each takes up to 1 ms after an
-outage, and 0.02 ms otherwise."""
 
 NEVER_MS = 1 << 62
 """Later than any time of a step."""
@@ -158,15 +155,16 @@ def _of_series(
         return Dead(Reason.BAD_VALUE, f"the next time cannot be computed: {error}")
 
 
-def within_cron(selection: Selection) -> int:
-    """Return how many leading messages, at least one, have at most EXPRESSIONS_MAX different cron
-    expressions."""
-    seen: set[tuple[str, str]] = set()
+def within_repetitions(selection: Selection) -> int:
+    """Return how many leading messages, at least one, have at most REPETITIONS_MAX different cron
+    expressions and backoffs."""
+    seen: set[tuple[object, ...]] = set()
     for at in selection.with_terms:
         repetition = repetition_of(selection.entries[at])
-        if repetition is None or repetition.kind != Repeat.CRON:
+        if repetition is None or repetition.kind == Repeat.EVERY:
             continue
-        seen.add((repetition.cron, repetition.zone))
-        if len(seen) > EXPRESSIONS_MAX:
+        is_cron = repetition.kind == Repeat.CRON
+        seen.add((repetition.cron, repetition.zone) if is_cron else repetition.values)
+        if len(seen) > REPETITIONS_MAX:
             return at
     return len(selection.entries)

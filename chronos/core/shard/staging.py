@@ -626,14 +626,18 @@ class _Staging:
         return unpack_entry(data)
 
     def _lane(self, id_state: IdState) -> Lane | None:
-        """Return the lane of a pending message; None: the cursor has not passed it."""
+        """Return the lane of a pending message; None: it is in none."""
         due_ms, offset = id_state.due_ms, id_state.offset
         if offset in self.staged.relaned:
             return self.staged.relaned[offset][1]
-        if (due_ms, offset) > self.state.cursor:
+        if due_ms > self.state.cursor_due_ms:
             return None
+        # An upsert keeps the lane and the due time with an offset of its own, which the cursor may
+        # not have passed.
         lane = lane_of(self.view, due_ms, offset)
-        assert lane is not None, "a pending message is neither after the cursor nor in a lane"
+        assert lane is not None or (due_ms, offset) > self.state.cursor, (
+            "a pending message is neither after the cursor nor in a lane"
+        )
         return lane
 
     def _stored_key(self, id_state: IdState) -> bytes:

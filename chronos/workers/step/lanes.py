@@ -214,6 +214,9 @@ class ShardRates:
             bucket = self._buckets[topic] = Bucket(self._began_ms)
         share = self._limits.share(topic, self._shard)
         bucket.fill(now_ms, rate.per_s * share, rate.burst * share)
+        if not rate.per_s:
+            # What was saved before the target was stopped would still be delivered.
+            bucket.tokens = min(bucket.tokens, 0.0)
         return bucket, rate.per_s * share
 
 

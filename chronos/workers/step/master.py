@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from chronos.core.message import Reason, Record, Rejection
 from chronos.core.shard.draft import Draft
-from chronos.core.shard.fate import within_cron
+from chronos.core.shard.fate import within_repetitions
 from chronos.core.shard.look_ahead import LookAhead
 from chronos.core.shard.progress import (
     HOLDS_PER_DECISION,
@@ -432,7 +432,7 @@ class Master:
             count = min(count, search.refusals.within_step(selection, now_ms))
         if len(selection.targets) > targets_max:
             count = min(count, within_targets(entries, targets_max))
-        count = min(count, within_cron(selection))
+        count = min(count, within_repetitions(selection))
         if count < len(entries):
             selection = self._shard.select(staged, until_ms, count, bytes_max)
         if not scope.is_blind or not selection.complete:
