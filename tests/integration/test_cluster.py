@@ -287,8 +287,8 @@ def test_clocks_networks_brokers_and_zookeeper_fail_one_by_one(tmp_path: Path) -
 def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
     broker: Broker, flow: KafkaFlow, tmp_path: Path
 ) -> None:
-    """Checkpoints are made on demand and restored automatically and by command; then every message
-    is delivered once."""
+    """Checkpoints are made on demand and restored automatically and by command, and those that
+    fail are told; then every message is delivered once."""
     settings = {**flow.settings(), "checkpoints.location": tmp_path / "checkpoints"}
     with Service(tmp_path / "node", bootstrap=broker.bootstrap, settings=settings) as service:
         service.start()
@@ -301,7 +301,16 @@ def test_a_node_is_restored_from_a_checkpoint_when_its_disk_is_gone(
         service.wait_until(lambda: min(kept()) >= 1, "make its first checkpoints")
         assert service.ask("POST", "/v1/checkpoints")[0] == 202
         service.wait_until(lambda: min(kept()) >= 2, "make one on demand")
+        location = (tmp_path / "checkpoints").rename(tmp_path / "away")
+        (tmp_path / "checkpoints").touch()
+        assert service.ask("POST", "/v1/checkpoints")[0] == 202
+        service.wait_until(
+            lambda: "can be made, and no log is trimmed" in str(service.get("/readyz")["details"]),
+            "tell that its checkpoints fail",
+        )
         service.kill()
+        (tmp_path / "checkpoints").unlink()
+        location.rename(tmp_path / "checkpoints")
         shutil.rmtree(service.data_dir / "shards")
         service.start()
         assert service.log_path.read_text().count('"event": "restored"') == SHARDS

@@ -141,6 +141,26 @@ def test_a_plan_without_changes_is_not_published(nodes: Nodes, raw: KazooClient)
     assert raw.get(path)[1].version == version
 
 
+def test_publications_leave_no_watches_behind(nodes: Nodes) -> None:
+    """kazoo keeps each different one until the node that it watches changes."""
+    a = nodes.joined("a")
+    until(lambda: masters(a) == {"a"}, a)
+    for rate in ("1/s", "2/s", "3/s", "4/s"):
+
+        def limited(view: ClusterState, rate: str = rate) -> Roles:
+            return replace(plan(view), limited={"t": rate})
+
+        assert a.control(limited)
+        a.look()
+    roles = a.look().roles
+    assert roles is not None
+    assert roles.limited == {"t": "4/s"}
+    assert a._session is not None
+    client = a._session.client
+    for watchers in (client._child_watchers, client._data_watchers):
+        assert {path: len(found) for path, found in watchers.items() if len(found) > 1} == {}
+
+
 def test_a_request_that_cannot_be_read_is_refused_in_the_history(
     nodes: Nodes, raw: KazooClient
 ) -> None:

@@ -435,6 +435,16 @@ def test_a_failed_checkpoint_is_reported_and_tried_again_after_a_minute(
     assert "checkpoints.location" in str(case.worker.problem)
     assert case.step() == case.clock.now + RETRY_MS
     case.location.unlink()
+
+    def fail(_: Path) -> None:
+        raise OSError(5, "a disk that fails")
+
+    case.clock.now += RETRY_MS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(case.store, "checkpoint", fail)
+        with pytest.raises(OSError, match="a disk that fails"):
+            case.step()
+    assert "a disk that fails" in str(case.worker.problem)
     case.clock.now += RETRY_MS
     case.step()
     assert case.worker.problem is None

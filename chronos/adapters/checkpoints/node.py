@@ -15,6 +15,9 @@ from chronos.adapters.checkpoints.files import CHUNK_BYTES
 from chronos.core import certificates
 from chronos.errors import Retry
 
+CONNECT_S = 10.0
+"""How long a connection may take: meanwhile no other shard of this node is restored."""
+
 BEGIN_S = 120.0
 """How long a node may take to start: it reads its whole store first, for the digest."""
 
@@ -37,13 +40,14 @@ def fetch_checkpoint(
     # Without the password that the URL may hold.
     place = f"{url.hostname}:{url.port}"
     connection = (
-        http.client.HTTPSConnection(url.hostname or "", url.port, timeout=BEGIN_S, context=tls)
+        http.client.HTTPSConnection(url.hostname or "", url.port, timeout=CONNECT_S, context=tls)
         if url.scheme == "https"
-        else http.client.HTTPConnection(url.hostname or "", url.port, timeout=BEGIN_S)
+        else http.client.HTTPConnection(url.hostname or "", url.port, timeout=CONNECT_S)
     )
     try:
         connection.connect()
         sock = connection.sock
+        sock.settimeout(BEGIN_S)
         headers = {"Chronos-Node": node, "Chronos-Token": token}
         if url.username is not None:
             pair = f"{unquote(url.username)}:{unquote(url.password or '')}"

@@ -103,6 +103,8 @@ class Session:
         self._ahead_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
         self._lock = threading.Lock()
         self._stale = {MEMBERS, ROLES, REQUESTS}
+        # kazoo keeps every different watch of a node until the node changes.
+        self._marks = {name: self._marking(name) for name in (MEMBERS, ROLES, REQUESTS)}
         self._drops = 0
         self._large: frozenset[str] = frozenset()
         """The kinds of values that are near the limit of a znode."""
@@ -250,13 +252,13 @@ class Session:
 
     def _children(self, name: str) -> list[str]:
         names: list[str] = self.answer(
-            self.client.get_children_async(f"{self._base}/{name}", watch=self._marking(name))
+            self.client.get_children_async(f"{self._base}/{name}", watch=self._marks[name])
         )
         return names
 
     def _read_roles(self) -> None:
         data, stat = self.answer(
-            self.client.get_async(f"{self._base}/{ROLES}", watch=self._marking(ROLES))
+            self.client.get_async(f"{self._base}/{ROLES}", watch=self._marks[ROLES])
         )
         roles = decoded(data, Roles) if data else None
         if data and roles is None:

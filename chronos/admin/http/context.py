@@ -288,6 +288,7 @@ class Context:
             + waiting
             + avoided
             + self._shortages()
+            + self._untrimmed()
             + self._access_troubles()
         )
 
@@ -357,6 +358,17 @@ class Context:
             for shard in self.shards
             if shard.role == ReplicaState.MASTER
             and (shortage := watch.shortage(shard.number)) is not None
+        ]
+
+    def _untrimmed(self) -> list[str]:
+        """The shards whose last checkpoint failed; the reasons name storage, and are not for
+        everybody."""
+        scheduler = self.node.checkpoints
+        if scheduler is None or not (problems := scheduler.problems()):
+            return []
+        return [
+            f"no checkpoint of {shards_text(sorted(problems))} can be made, and no log is trimmed: "
+            "GET /v1/checkpoints says why"
         ]
 
     async def close(self) -> None:

@@ -185,8 +185,8 @@ class Checkpointer:
         self._wake_ms = now_ms + RETRY_MS
         try:
             self._wake_ms = self._step(now_ms)
-        except ChronosError as error:
-            self.problem = str(error)
+        except Exception as error:
+            self.problem = str(error) if isinstance(error, ChronosError) else repr(error)
             raise
         self.problem = None
         return self._wake_ms
