@@ -956,6 +956,31 @@ def test_the_time_a_newcomer_waits_can_be_set() -> None:
 # --- Replicas -------------------------------------------------------------------------------------
 
 
+def test_a_shard_lies_on_a_node_that_may_lead_if_there_is_one() -> None:
+    """At most as many replicas as are asked for."""
+    nodes = [member(node, shards=8, eligible=node in "cd") for node in NODES]
+    before = view(*nodes, replication=2, shards=8)
+    for _ in range(5):
+        roles = plan(before)
+        assert set(masters(roles)) == {"c", "d"}
+        assert {len(given.replicas) for given in roles.shards.values()} == {2}
+        before = later(before, REBALANCE_PAUSE_MS)
+
+
+def test_a_shard_on_drained_nodes_alone_gets_a_replica_on_another_one() -> None:
+    """And then has one less of the drained ones."""
+    before = view(*(member(node, shards=8) for node in NODES), replication=2, shards=8)
+    assert {"a", "b"} in [set(given.replicas) for given in plan(before).shards.values()]
+    for node in "ab":
+        before = later(before, REBALANCE_PAUSE_MS, requests=(Request(kind="drain", node=node),))
+    for _ in range(5):
+        before = later(before, REBALANCE_PAUSE_MS)
+    roles = plan(before)
+    assert (roles.drained, set(masters(roles))) == (("a", "b"), {"c", "d"})
+    assert {len(given.replicas) for given in roles.shards.values()} == {2}
+    assert plan(later(before, REBALANCE_PAUSE_MS)).shards == roles.shards
+
+
 def test_replicas_are_spread_evenly_and_stay() -> None:
     before = view(*(member(node, shards=8) for node in NODES), replication=2, shards=8)
     held = Counter(node for given in plan(before).shards.values() for node in given.replicas)

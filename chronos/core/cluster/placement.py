@@ -1,7 +1,8 @@
 """The placement of replicas: which nodes hold each shard, spread over nodes and machines.
 
 A replica stays on its node until the node is away for long, retires or is forgotten, the shard has
-more replicas than it needs, or a move makes the spread more even. Which replica is the master is
+more replicas than it needs, or a move makes the spread more even. A shard whose replicas are all on
+nodes that never lead, or are drained, has one more on another node. Which replica is the master is
 decided by `assignment`."""
 
 from collections import Counter
@@ -26,6 +27,10 @@ class Placement:
         self._hosts = hosts
         self._reports = reports
         self._retiring = {node for node, member in view.members.items() if member.retiring}
+        self._barred = {node for node, member in view.members.items() if not member.eligible}
+        """The nodes that are not to lead."""
+        if view.roles is not None:
+            self._barred.update(view.roles.drained)
         self._sorted: dict[frozenset[str], list[str]] = {}
         """Sets of nodes in order: most shards have the same replicas."""
 
@@ -55,7 +60,7 @@ class Placement:
         for shard, given in shards.items():
             nodes = set(given.replicas).difference(lost)
             lasting = nodes - self._retiring
-            if not len(nodes) == len(lasting) == count:
+            if not len(nodes) == len(lasting) == count or lasting <= self._barred:
                 nodes = self._with_missing(shard, given, nodes, count, replicas_on)
                 drop = self._surplus(shard, given, nodes, count, replicas_on)
                 if drop is not None and (drop != given.master or has_successor(shard)):
@@ -97,9 +102,11 @@ class Placement:
             # With roles that were lost, what a retiring node holds is not known otherwise.
             nodes = nodes | {node for node in self._retiring if not self._is_new(shard, node)}
         spare = [node for node in order if node not in nodes and self._members[node].stays]
-        while len(lasting) < count:
+        while len(lasting) < count or lasting <= self._barred:
             used = {self._machine(node) for node in lasting}
-            if self._view.replication is None:
+            if len(lasting) >= count:
+                spare = [node for node in spare if node not in self._barred]
+            elif self._view.replication is None:
                 spare = [node for node in spare if self._machine(node) not in used]
             if not spare:
                 break
@@ -109,6 +116,7 @@ class Placement:
                 spare,
                 key=lambda node: (
                     node != leader,
+                    lasting <= self._barred and node in self._barred,
                     self._machine(node) in used,
                     self._is_new(shard, node),
                     replicas_on[node],
@@ -136,11 +144,16 @@ class Placement:
             self._caught_up(shard, given, node) for node in nodes if node in self._members
         ):
             return None
-        # The master is kept first, unless it holds the only replica; then members that stay, then
-        # those that have a machine for themselves, then nodes that hold few replicas.
+        # The master is kept first, unless it holds the only replica, and the only one that may
+        # lead; then members that stay, then those that have a machine for themselves, then nodes
+        # that hold few replicas.
         on = Counter(map(self._machine, nodes))
+        able = nodes - self._barred
+        kept = able if len(able) == 1 else set()
+        if count > 1:
+            kept = kept | {given.master or ""}
         drop = max(
-            nodes if count == 1 else nodes - {given.master or ""},
+            nodes - kept,
             key=lambda node: (
                 node in self._retiring,
                 on[self._machine(node)],
