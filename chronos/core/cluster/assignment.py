@@ -409,7 +409,7 @@ class _Table:
         assert given.master is not None
         master, now_ms = self.reports.replica(shard, given.master), self.view.now_ms
         since_ms = max(given.since_ms, self.view.since_ms.get(given.master, now_ms))
-        if master.role == MASTER or now_ms - since_ms < PATIENCE_MS:
+        if master.role == MASTER or 0 <= now_ms - since_ms < PATIENCE_MS:
             return []
         needed = (master.applied or 0) + LAG_MAX
         return [

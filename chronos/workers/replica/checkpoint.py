@@ -228,7 +228,9 @@ class Checkpointer:
             return
         # Read before any request to the log: positions that change meanwhile only move forward.
         replicas = self._trimming.replicas()
-        identity, kept_from_ms = self._identity, now_ms - self._settings.keep_logs_ms
+        # By the logs: a clock that is set a week ahead makes no record older.
+        reached_ms = min(now_ms, max(checkpoint.progress_ms for checkpoint in intact))
+        identity, kept_from_ms = self._identity, reached_ms - self._settings.keep_logs_ms
         for topic, checkpoints, positions in (
             (
                 identity.delay_topic,
