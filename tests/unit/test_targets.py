@@ -15,9 +15,7 @@ from chronos.admin.messages import targets
 from chronos.admin.messages.targets import TargetTopics, TopicInfos, objection, planned_bytes
 from chronos.core.message import Reason
 from chronos.errors import LogUnavailable
-from chronos.ports import TopicInfo, TopicSpec
-from chronos.workers.step.targets import CREATE_EVERY_MS, NOT_YET
-from chronos.workers.step.targets import Targets as TargetsOfShard
+from chronos.ports import TopicInfo
 
 PLAIN = TopicInfo(id="1", partitions=1, leaderless=frozenset(), bytes_max=1_000)
 COMPACTED = TopicInfo(id="2", partitions=1, leaderless=frozenset(), bytes_max=1_000, compacted=True)
@@ -143,33 +141,3 @@ def test_after_a_request_that_failed_the_brokers_are_left_alone(
         assert brokers.asked == [["plain"]]
 
     with_topics(test)
-
-
-class Uncontrolled:
-    """Stands for brokers that answer, and whose controller does not."""
-
-    def __init__(self) -> None:
-        self.tried: list[str] = []
-
-    def describe(self, topics: Sequence[str]) -> dict[str, TopicInfo | None]:
-        return dict.fromkeys(topics)
-
-    def prepare(self, specs: Sequence[TopicSpec], *, create: bool) -> None:
-        self.tried += [spec.name for spec in specs]
-        raise LogUnavailable("topics cannot be created")
-
-    def ping(self, _: float) -> bool:
-        return True
-
-
-def test_of_many_topics_that_cannot_be_created_a_step_waits_for_one_and_the_next_for_none() -> None:
-    """Each takes seconds, in which the shard delivers nothing."""
-    brokers: Any = Uncontrolled()
-    targets = TargetsOfShard(
-        brokers, creates=lambda topic: TopicSpec(name=topic, partitions=1, settings={})
-    )
-    names = [f"t{at}" for at in range(20)]
-    for now_ms in range(0, 2 * CREATE_EVERY_MS, 2_000):
-        found = targets.describe(names, now_ms)
-        assert {each.info for each in found.values()} == {NOT_YET}
-        assert len(brokers.tried) == 1 + now_ms // CREATE_EVERY_MS

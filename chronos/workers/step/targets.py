@@ -47,10 +47,6 @@ NOT_YET = TopicInfo(id="", partitions=1, leaderless=frozenset({0}), bytes_max=0)
 """A topic that could not be created at the moment: its messages wait like those for a partition
 without a leader."""
 
-CREATE_EVERY_MS = 30_000
-"""Pause after a creation that nobody answered, before that or another topic is tried: it takes up
-to 7 s, in which the shard delivers nothing."""
-
 PING_TIMEOUT_S = 2.0
 """Time in which a broker must answer; otherwise the brokers count as unavailable."""
 
@@ -116,8 +112,6 @@ class Targets:
         self._log = log_port
         self._creates = creates
         self._targets: dict[str, Target] = {}
-        self._unanswered_ms: int | None = None
-        """Time (epoch ms) of the last creation that nobody answered."""
 
     def describe(
         self, topics: Iterable[str], now_ms: int, *, age_ms_max: int = DESCRIBE_EVERY_MS
@@ -132,7 +126,7 @@ class Targets:
             for topic in stale:
                 info = infos[topic]
                 if info is None and (spec := self._creates(topic)) is not None:
-                    info = self._create(spec, now_ms)
+                    info = self._create(spec)
                 self._keep(topic, info, now_ms)
         return {topic: self._targets[topic] for topic in wanted}
 
@@ -149,14 +143,10 @@ class Targets:
         """Drop every description: after a failure none of them is trusted."""
         self._targets.clear()
 
-    def _create(self, spec: TopicSpec, now_ms: int) -> TopicInfo | None:
-        """Create the topic; None if its creation is refused, NOT_YET if it cannot be created now.
-        Raises LogUnavailable when no broker answers."""
+    def _create(self, spec: TopicSpec) -> TopicInfo | None:
+        """Create the topic; None if its creation is refused. Raises LogUnavailable when no broker
+        answers."""
         topic, info, why = spec.name, None, ""
-        if (since_ms := self._unanswered_ms) is not None:
-            if 0 <= now_ms - since_ms < CREATE_EVERY_MS:
-                return NOT_YET
-            self._unanswered_ms = None
         try:
             return self._log.prepare([spec], create=True)[topic]
         except ConfigurationError as error:
@@ -164,7 +154,7 @@ class Targets:
         except LogUnavailable as error:
             if not self._log.ping(PING_TIMEOUT_S):
                 raise
-            info, why, self._unanswered_ms = NOT_YET, str(error), now_ms
+            info, why = NOT_YET, str(error)
         before = self._targets.get(topic)
         if before is None or before.info not in (None, NOT_YET):
             log.warning("target topic not created", topic=topic, why=why)
