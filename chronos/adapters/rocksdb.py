@@ -102,16 +102,17 @@ def drop_torn_tail(file: Path) -> None:
         zeros_at = len(content.rstrip(b"\0"))
         start = end = kind = 0
         while True:
-            if (left := -end % BLOCK_BYTES) < HEADER_BYTES:
-                end += left  # no header fits there
-            header = content[end : end + HEADER_BYTES]
+            # No header fits into the last bytes of a block.
+            left = -end % BLOCK_BYTES
+            at = end + left if left < HEADER_BYTES else end
+            header = content[at : at + HEADER_BYTES]
             if len(header) < HEADER_BYTES or header[6] not in TYPES:
                 break
-            start = end
+            start = at
             kind, end = _header(content, start)
         if kind and zeros_at < end and not _is_sound(content[start:end]):
             torn_at = start
-        elif end < zeros_at < end + HEADER_BYTES or (kind in UNFINISHED and zeros_at <= end):
+        elif at < zeros_at < at + HEADER_BYTES or (kind in UNFINISHED and zeros_at <= end):
             torn_at = end
         else:
             return

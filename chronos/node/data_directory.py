@@ -96,12 +96,13 @@ class DataDirectory:
         os.truncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()}, node {self._node}\n".encode(), 0)
         id_file = self.path / INSTANCE
-        if not self.known_instance():
-            try:
-                replace_file(id_file, uuid.uuid4().hex.encode() + b"\n")
-            except OSError as error:
-                raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error
-        self.instance = id_file.read_text().strip()
+        try:
+            self.instance = id_file.read_text().strip() if id_file.exists() else ""
+            if not self.instance:
+                self.instance = uuid.uuid4().hex
+                replace_file(id_file, self.instance.encode() + b"\n")
+        except OSError as error:
+            raise Stop(f"node.data_dir {self.path} cannot be used: {error.strerror}") from error
         self.place = f"{socket.gethostname()}:{self.path.resolve()}:{os.fstat(handle).st_ino}"
 
     def known_instance(self) -> str:

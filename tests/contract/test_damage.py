@@ -13,7 +13,14 @@ from rocksdict import Options, Rdict
 
 from chronos.adapters.clock import SystemClock
 from chronos.adapters.embedded.log import EmbeddedLog
-from chronos.adapters.rocksdb import RocksStore
+from chronos.adapters.rocksdb import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    RocksStore,
+    _crc32c,
+    _masked,
+    drop_torn_tail,
+)
 from chronos.core.message import Record
 from chronos.errors import StoreCorrupt
 from chronos.ports import TopicSpec
@@ -260,6 +267,23 @@ def test_a_torn_write_whose_file_has_grown_is_dropped_and_nothing_before_it(
     end = before + kept
     torn.write_bytes(content[:end] + bytes(len(content) - end))
     assert [record.value for record in read_log(tmp_path / "torn")] == VALUES
+
+
+@pytest.mark.parametrize("gap", range(9))
+def test_a_sound_record_at_the_end_of_a_block_is_not_taken_for_a_torn_one(tmp_path, gap):
+    """In the last bytes of a block, which have no room for a header, are zeros too."""
+
+    def record(size: int) -> bytes:
+        body = bytes([1]) + b"x" * (size - HEADER_BYTES)
+        crc = _masked(_crc32c(body)).to_bytes(4, "little")
+        return crc + (size - HEADER_BYTES).to_bytes(2, "little") + body
+
+    sound = record(1_007) + record(BLOCK_BYTES - 1_007 - gap)
+    wal = tmp_path / "000001.log"
+    for zeros in (gap + 512, gap + 20_000):
+        wal.write_bytes(sound + bytes(zeros))
+        drop_torn_tail(wal)
+        assert wal.read_bytes()[: len(sound)] == sound
 
 
 def test_a_record_missing_in_the_middle_of_a_log_is_found(tmp_path, sound_log):

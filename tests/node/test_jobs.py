@@ -320,10 +320,10 @@ def test_what_dies_while_a_terminal_is_asked_is_not_discarded(service):
     def die(count: int) -> None:
         """Expire in the lane of the target, and leave it."""
         service.ask("PUT", "/v1/rates/never", {"rate": "0/s"})
-        expire_ms = time.time_ns() // 1_000_000 + 50
-        for at in range(count):
-            body = {"id": f"{count}-{at}", "target": {"topic": "never"}, "value": "v"}
-            service.post("/v1/messages?wait=5s", body | {"delay": 0, "expire_at": expire_ms})
+        expire_ms = time.time_ns() // 1_000_000 + 1_500
+        when = {"target": {"topic": "never"}, "value": "v", "delay": 0, "expire_at": expire_ms}
+        batch = [when | {"id": f"{count}-{at}"} for at in range(count)]
+        service.post("/v1/messages?wait=5s", batch)
         service.wait_until(lambda: time.time_ns() // 1_000_000 > expire_ms, "let them expire")
         service.ask("PUT", "/v1/rates/never", {"rate": "100/s"})
 

@@ -981,6 +981,19 @@ def test_a_shard_on_drained_nodes_alone_gets_a_replica_on_another_one() -> None:
     assert plan(later(before, REBALANCE_PAUSE_MS)).shards == roles.shards
 
 
+def test_a_drained_node_with_the_only_replicas_gives_them_away_and_takes_none() -> None:
+    """And a node that comes takes its share."""
+    before = view(*(member(node, shards=8) for node in "ad"), replication=1, shards=8)
+    before = later(before, REBALANCE_PAUSE_MS, requests=(Request(kind="drain", node="d"),))
+    assert plan(replace(before, roles=plan(before), requests=())).shards == plan(before).shards
+    newcomers = [member(node, shards=8) for node in "acd"]
+    for _ in range(20):
+        before = later(before, REBALANCE_PAUSE_MS, *newcomers, since_ms=dict.fromkeys("acd", 0))
+    roles = plan(before)
+    assert Counter(masters(roles)) == {"a": 4, "c": 4}
+    assert {given.replicas for given in roles.shards.values()} == {("a",), ("c",)}
+
+
 def test_replicas_are_spread_evenly_and_stay() -> None:
     before = view(*(member(node, shards=8) for node in NODES), replication=2, shards=8)
     held = Counter(node for given in plan(before).shards.values() for node in given.replicas)

@@ -367,8 +367,8 @@ class Context:
         if scheduler is None or not (problems := scheduler.problems()):
             return []
         return [
-            f"no checkpoint of {shards_text(sorted(problems))} can be made, and no log is trimmed: "
-            "GET /v1/checkpoints says why"
+            f"checkpoints of {shards_text(sorted(problems))}, or the trimming of logs by them, "
+            "fail: GET /v1/checkpoints says why"
         ]
 
     async def close(self) -> None:

@@ -415,7 +415,8 @@ def _resolve(
     named = None if id is None else given(id)
     if not is_named and "until" not in filter_:
         # What fails after the count was not shown.
-        filter_, all = {**filter_, "until": format_time(time.time_ns() // 1_000_000)}, False
+        filter_ = _filter(**which | {"until": format_time(time.time_ns() // 1_000_000)})
+        all = False
     with connect(server) as client:
         steps = partial(
             dead_letters.resolve_all, verb, filter_, id=named, positions=places, all=all

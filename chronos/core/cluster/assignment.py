@@ -131,8 +131,8 @@ class _Table:
             node: host for node, host in view.roles.hosts.items() if node not in self.members
         } | {node: member.host for node, member in self.members.items() if member.host}
         """Nodes that share their machines with others -> the machine."""
-        self.placement = Placement(view, self.hosts, self.reports)
         self.drained = set(view.roles.drained)
+        self.placement = Placement(view, self.hosts, self.reports, self.drained)
         self.away = dict(view.roles.away)
         self.limited = dict(view.roles.limited)
         self.configured: Configuration = view.roles.configured

@@ -6,7 +6,7 @@ nodes that never lead, or are drained, has one more on another node. Which repli
 decided by `assignment`."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from msgspec.structs import replace
 
@@ -20,17 +20,19 @@ EXCESS_MIN = 2
 class Placement:
     """The placement within one plan, whose view and reports do not change."""
 
-    def __init__(self, view: ClusterView, hosts: Mapping[str, str], reports: Reports) -> None:
-        """`hosts`: nodes that share their machines with others -> the machine."""
+    def __init__(
+        self, view: ClusterView, hosts: Mapping[str, str], reports: Reports, drained: Set[str]
+    ) -> None:
+        """`hosts`: nodes that share their machines with others -> the machine. `drained`: as it is
+        once `place` is called."""
         self._view = view
         self._members = view.members
         self._hosts = hosts
         self._reports = reports
         self._retiring = {node for node, member in view.members.items() if member.retiring}
-        self._barred = {node for node, member in view.members.items() if not member.eligible}
+        self._drained = drained
+        self._barred: Set[str] = frozenset()
         """The nodes that are not to lead."""
-        if view.roles is not None:
-            self._barred.update(view.roles.drained)
         self._sorted: dict[frozenset[str], list[str]] = {}
         """Sets of nodes in order: most shards have the same replicas."""
 
@@ -45,6 +47,9 @@ class Placement:
         `has_successor`: whether another replica of the shard could take over from its master.
 
         Without a number of replicas each machine gets one."""
+        self._barred = self._drained | {
+            node for node, member in self._members.items() if not member.eligible
+        }
         count = self._view.replication
         if count is None and not self._hosts:
             return self._on_all_nodes(shards)
@@ -224,6 +229,7 @@ class Placement:
             if replicas_on[given_up] - replicas_on[node] >= EXCESS_MIN
             and node not in given.replicas
             and (given_up != given.master or self._view.has_stayed(node))
+            and not {*given.replicas, node} - {given_up} <= self._barred
             and not (self._hosts and self._narrows(given, node, given_up))
         ]
         _, shard, node = max(moves, default=(0, 0, ""))

@@ -176,6 +176,7 @@ class Checkpointer:
         store is closed, because this node does not hold the shard.
         """
         if not self._store.is_open:
+            self.problem = None
             return now_ms + RETRY_MS
         if self._asked:
             self._asked, self._wanted = False, True
