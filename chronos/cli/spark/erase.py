@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from chronos.cli.options import SparkOptions
+from chronos.cli.options import SparkOptions, check_delay
 from chronos.cli.output import Format, note, number, printable, put, put_json, table
 from chronos.cli.spark.archive import archive_job
 from chronos.client.requests import delay_ms
@@ -23,11 +23,8 @@ NAMED = 10
 
 def expire_archive(output: Format, options: SparkOptions, *, older_than: str, yes: bool) -> None:
     """Erase what was settled long ago."""
-    now_ms = time.time_ns() // 1_000_000
-    try:
-        before_ms = now_ms - delay_ms(older_than)
-    except ValueError as error:
-        raise typer.BadParameter(f"--older-than: {error}") from None
+    check_delay(older_than, "--older-than")
+    before_ms = time.time_ns() // 1_000_000 - delay_ms(older_than)
     _confirm_erasing(
         f"erase what was settled more than {older_than} ago from {options.location}? This cannot "
         "be undone",

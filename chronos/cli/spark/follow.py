@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from chronos.admin.archive.server import ArchiveServer
 from chronos.admin.archive.status import ArchiveStatus
-from chronos.cli.options import SparkOptions
+from chronos.cli.options import SparkOptions, check_delay
 from chronos.cli.output import Format, note
 from chronos.cli.spark.archive import show_done
 from chronos.client.requests import delay_ms
@@ -53,15 +53,12 @@ class FollowOptions(Struct, frozen=True, kw_only=True):
 
 def follow_options(every: str, listen: str) -> FollowOptions:
     """The options as values; typer.BadParameter names the wrong one."""
-    try:
-        pause_s = delay_ms(every) / 1_000
-    except ValueError as error:
-        raise typer.BadParameter(f"--every: {error}") from None
+    check_delay(every, "--every")
     found = ADDRESS.fullmatch(listen)
     if found is None or int(found[3]) > PORT_MAX:
         raise typer.BadParameter(f"--listen {listen}: write HOST:PORT, such as 127.0.0.1:7790")
     return FollowOptions(
-        every=every, pause_s=pause_s, host=found[1] or found[2], port=int(found[3])
+        every=every, pause_s=delay_ms(every) / 1_000, host=found[1] or found[2], port=int(found[3])
     )
 
 
